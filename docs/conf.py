@@ -70,7 +70,10 @@ def sources():
 # A page is executed again when its text, the package or a version has changed.
 nb_execution_mode = "cache"
 nb_execution_cache_path = os.path.join(
-    os.environ.get("EXECUTED_PAGES", os.path.join(os.path.dirname(__file__), "_build", "pages")), sources()
+    os.environ.get(
+        "EXECUTED_PAGES", os.path.join(os.path.dirname(__file__), "_build", "pages")
+    ),
+    sources(),
 )
 # Notebooks of the gallery are executed where they are made, on an accelerator if there is one.
 nb_execution_excludepatterns = ["gallery/*"]
@@ -96,12 +99,16 @@ ARRAY_LIKE = "Array | ndarray | bool | number | bool | int | float | complex"
 
 
 def shorten_types(app, what, name, obj, options, signature, returns):
-    return tuple(each and each.replace(ARRAY_LIKE, "ArrayLike") for each in (signature, returns))
+    return tuple(
+        each and each.replace(ARRAY_LIKE, "ArrayLike") for each in (signature, returns)
+    )
 
 
 def skip_member(app, what, name, obj, skip, options):
     """Fields of tuples stand under Attributes; scikit-learn adds methods that route metadata."""
-    is_field = (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+    is_field = (getattr(obj, "__doc__", None) or "").startswith(
+        "Alias for field number"
+    )
     return True if is_field or name.endswith("_request") else None
 
 
@@ -115,7 +122,9 @@ def break_names(app, page, template, context, doctree):
     """Names in titles may break after a dot or an underscore, and nowhere else."""
     if "body" in context:
         context["body"] = re.sub(
-            r"<h1>[^<]*", lambda title: re.sub(r"(?<=\w)[._](?=\w)", r"\g<0><wbr>", title[0]), context["body"]
+            r"<h1>[^<]*",
+            lambda title: re.sub(r"(?<=\w)[._](?=\w)", r"\g<0><wbr>", title[0]),
+            context["body"],
         )
 
 

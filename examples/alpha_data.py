@@ -80,7 +80,12 @@ def engel(data_dir=None):
 def state_crime(data_dir=None):
     """Murder rate of 50 states and Washington, DC, in 2009, on four characteristics: DC is far from the rest."""
     data = packaged.statecrime.load_pandas().data
-    return _linear(data[["hs_grad", "poverty", "single", "urban"]], data["murder"], 51, "one outlier, DC")
+    return _linear(
+        data[["hs_grad", "poverty", "single", "urban"]],
+        data["murder"],
+        51,
+        "one outlier, DC",
+    )
 
 
 def california(data_dir=None):
@@ -118,8 +123,12 @@ def rand_visits(data_dir=None):
     twenty, of which its coefficient then knows nothing.
     """
     data = packaged.randhie.load_pandas().data
-    x = data.drop(columns=["mdvis", "hlthf", "hlthp"]).assign(hlthfp=data["hlthf"] + data["hlthp"])
-    return _problem(poisson, x, data["mdvis"].to_numpy(float), 200, "counts overdispersed")
+    x = data.drop(columns=["mdvis", "hlthf", "hlthp"]).assign(
+        hlthfp=data["hlthf"] + data["hlthp"]
+    )
+    return _problem(
+        poisson, x, data["mdvis"].to_numpy(float), 200, "counts overdispersed"
+    )
 
 
 def star98(data_dir=None):
@@ -134,7 +143,9 @@ def fair(data_dir=None):
     """Whether a reader of Redbook has had an affair, 6366 answers (Fair 1978)."""
     data = packaged.fair.load_pandas().data
     x = data[["rate_marriage", "age", "yrs_married", "children", "religious", "educ"]]
-    return _problem(logistic, x, (data["affairs"] > 0).to_numpy(float), 200, "nothing much")
+    return _problem(
+        logistic, x, (data["affairs"] > 0).to_numpy(float), 200, "nothing much"
+    )
 
 
 def diabetes(data_dir=None):
@@ -164,4 +175,6 @@ def _problem(model, x, y, num_train, trouble, *more):
     values = x.to_numpy(float)
     values = (values - values.mean(axis=0)) / values.std(axis=0)
     values = np.column_stack([np.ones(len(values)), values])
-    return Problem(model, (values, y, *more), ["intercept", *x.columns], num_train, trouble)
+    return Problem(
+        model, (values, y, *more), ["intercept", *x.columns], num_train, trouble
+    )

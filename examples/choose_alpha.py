@@ -33,9 +33,13 @@ import numpyro_tempered as nt
 
 parser = argparse.ArgumentParser(description="Which alpha for these data?")
 parser.add_argument("--small", action="store_true", help="few alphas and steps")
-parser.add_argument("--output", type=Path, help="folder for figures; they are not saved by default")
+parser.add_argument(
+    "--output", type=Path, help="folder for figures; they are not saved by default"
+)
 is_script = "__file__" in globals()
-options = parser.parse_args(None if is_script else os.environ.get("CHOOSE_ALPHA", "").split())
+options = parser.parse_args(
+    None if is_script else os.environ.get("CHOOSE_ALPHA", "").split()
+)
 HERE = Path(__file__).resolve().parent if is_script else Path.cwd()
 RESULTS = HERE.parent / "docs" / "results"
 sys.path.insert(0, str(HERE))
@@ -125,7 +129,9 @@ fits = {name: choice.fit for name, choice in choices.items()}
 at_one = nt.fit_svi(jax.random.key(1), problem.model, AutoMultivariateNormal, x, y)
 draws = {
     name: np.asarray(
-        fit.guide.sample_posterior(jax.random.key(2), fit.params, sample_shape=(4000,))["coef"][:, 1]
+        fit.guide.sample_posterior(jax.random.key(2), fit.params, sample_shape=(4000,))[
+            "coef"
+        ][:, 1]
     )
     for name, fit in ({"alpha = 1": at_one} | fits).items()
 }
@@ -134,7 +140,9 @@ for k, values in enumerate(draws.values()):
     low, high = np.quantile(values, [0.025, 0.975])
     ax.plot([low, high], [k, k], linewidth=3)
     ax.plot(values.mean(), k, "o", color="black", markersize=4)
-ax.set_yticks(range(len(draws)), labels=[f"{name} ({alphas[name]:.2g})" for name in draws])
+ax.set_yticks(
+    range(len(draws)), labels=[f"{name} ({alphas[name]:.2g})" for name in draws]
+)
 ax.invert_yaxis()
 ax.set(xlabel="slope: posterior mean and 95% interval")
 ax.grid(alpha=0.3, axis="x")
@@ -159,25 +167,50 @@ sets[["data", "trouble", "rows", "coefficients", "n"]]
 # %%
 for value in ("alpha", "coverage", "score_gain"):
     print(f"\n{value}")
-    print(methods.pivot_table(index="data", columns="method", values=value, sort=False).round(3).to_string())
+    print(
+        methods.pivot_table(index="data", columns="method", values=value, sort=False)
+        .round(3)
+        .to_string()
+    )
 
 # %% [markdown]
 # Rows: data sets. `coverage` is that of nominal 95% intervals, with a standard error of at most
 # .03; `score_gain` the mean log predictive density of a held-out datum less that at alpha = 1, in nats.
 
 # %%
-COLOURS = ["black", "tab:blue", "tab:orange", "tab:red", "tab:purple", "tab:green", "0.5"]
+COLOURS = [
+    "black",
+    "tab:blue",
+    "tab:orange",
+    "tab:red",
+    "tab:purple",
+    "tab:green",
+    "0.5",
+]
 figure, ax = plt.subplots(figsize=(8.4, 4.2), layout="constrained")
 order = list(sets["data"])
 for (name, part), colour, shift in zip(
-    methods.groupby("method", sort=False), COLOURS, np.linspace(-0.3, 0.3, 7), strict=True
+    methods.groupby("method", sort=False),
+    COLOURS,
+    np.linspace(-0.3, 0.3, 7),
+    strict=True,
 ):
     place = [order.index(each) + shift for each in part["data"]]
     ax.errorbar(
-        place, part["coverage"], yerr=part["coverage_se"], fmt="o", color=colour, markersize=5, label=name
+        place,
+        part["coverage"],
+        yerr=part["coverage_se"],
+        fmt="o",
+        color=colour,
+        markersize=5,
+        label=name,
     )
 ax.axhline(0.95, color="0.5", linestyle="--", linewidth=1.0)
-ax.set_xticks(range(len(order)), labels=[f"{r.data}\n{r.trouble}" for r in sets.itertuples()], fontsize="x-small")
+ax.set_xticks(
+    range(len(order)),
+    labels=[f"{r.data}\n{r.trouble}" for r in sets.itertuples()],
+    fontsize="x-small",
+)
 ax.set(ylabel="coverage of 95% intervals")
 ax.grid(alpha=0.3, axis="y")
 figure.legend(loc="outside lower center", ncols=7, fontsize="small")
@@ -185,7 +218,9 @@ finish(figure, "coverage")
 
 # %%
 worst = methods[methods["method"] == "alpha = 1"].set_index("data")["coverage"]
-print("coverage at alpha = 1, and the alpha at which it is .95 (all coefficients together):")
+print(
+    "coverage at alpha = 1, and the alpha at which it is .95 (all coefficients together):"
+)
 print(sets.set_index("data")[["covers"]].assign(at_one=worst).round(2).to_string())
 
 # %% [markdown]

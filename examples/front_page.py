@@ -78,7 +78,11 @@ def doctor_visits():
     data = randhie.load_pandas().data.drop_duplicates(columns)
     x = data[columns].to_numpy()
     x = (x - x.mean(0)) / x.std(0)
-    return np.column_stack([np.ones(len(x)), x]), data["mdvis"].to_numpy(), ["intercept", *columns]
+    return (
+        np.column_stack([np.ones(len(x)), x]),
+        data["mdvis"].to_numpy(),
+        ["intercept", *columns],
+    )
 
 
 def draw_temper(num_samples):
@@ -99,15 +103,24 @@ def draw_temper(num_samples):
         alphas.append(choice.alpha)
         for name, fit in (("Bayes", bayes), ("Tempered", choice.fit)):
             centre = float(fit.params["auto_loc"][column])
-            width = QUANTILE * float(np.linalg.norm(fit.params["auto_scale_tril"][column]))
+            width = QUANTILE * float(
+                np.linalg.norm(fit.params["auto_scale_tril"][column])
+            )
             intervals[name].append((centre - width, centre, centre + width))
 
     _, axes = plt.subplots(1, 2, figsize=(9.0, 4.4), sharex=True, sharey=True)
-    numbers = {"people": len(y), "samples": num_samples, "mean_alpha": float(np.mean(alphas))}
+    numbers = {
+        "people": len(y),
+        "samples": num_samples,
+        "mean_alpha": float(np.mean(alphas)),
+    }
     for ax, (name, values) in zip(axes, intervals.items(), strict=True):
         low, centre, high = np.array(values).T
         covers = (low <= truth) & (truth <= high)
-        for mask, colour, label in ((covers, "C0", "covers"), (~covers, "C1", "misses")):
+        for mask, colour, label in (
+            (covers, "C0", "covers"),
+            (~covers, "C1", "misses"),
+        ):
             where = np.flatnonzero(mask)
             errors = [(centre - low)[mask], (high - centre)[mask]]
             ax.errorbar(
@@ -127,7 +140,9 @@ def draw_temper(num_samples):
         ax.grid(False)
         numbers[f"{name.lower()}_covers"] = int(covers.sum())
     axes[0].set(ylabel="sample of 250 people", yticks=[])
-    axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    axes[0].figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2
+    )
     return numbers
 
 
@@ -156,9 +171,24 @@ def draw_stream(num_patients):
     for j, name in enumerate(names):
         ax.plot(rounds, locs[:, j], color=f"C{j}", label=name)
         band = QUANTILE * scales[:, j]
-        ax.fill_between(rounds, locs[:, j] - band, locs[:, j] + band, color=f"C{j}", alpha=0.15, lw=0)
+        ax.fill_between(
+            rounds,
+            locs[:, j] - band,
+            locs[:, j] + band,
+            color=f"C{j}",
+            alpha=0.15,
+            lw=0,
+        )
         place = (1.02 + 0.015 * j) * len(y)
-        ax.errorbar(place, loc[j], yerr=QUANTILE * scale[j], fmt="o", ms=5, capsize=3, color=f"C{j}")
+        ax.errorbar(
+            place,
+            loc[j],
+            yerr=QUANTILE * scale[j],
+            fmt="o",
+            ms=5,
+            capsize=3,
+            color=f"C{j}",
+        )
     ax.set(
         xlabel="patients seen, each once (points: all at once)",
         ylabel="weight and 95% interval",
@@ -167,7 +197,11 @@ def draw_stream(num_patients):
     )
     ax.legend(ncols=3, loc="upper center")
     gap = np.abs(locs[-1] - loc) / scale
-    return {"patients": len(y), "loss": float(np.mean(losses)), "largest_gap_in_sds": float(gap.max())}
+    return {
+        "patients": len(y),
+        "loss": float(np.mean(losses)),
+        "largest_gap_in_sds": float(gap.max()),
+    }
 
 
 def draw_choose():
@@ -180,10 +214,22 @@ def draw_choose():
     best = int(values.idxmax())
     left.plot(values.index, values, "o-")
     left.plot(best, values[best], "o", ms=12, mfc="none", mec="C1", mew=2)
-    left.set(xlabel="number of components K", ylabel="ELBO - log(1/b_K), nats", title=f"selected: K = {best}")
+    left.set(
+        xlabel="number of components K",
+        ylabel="ELBO - log(1/b_K), nats",
+        title=f"selected: K = {best}",
+    )
     nt.plots.plot_mixture(selection.fit, x, ax=right)
-    right.set(xlabel="petal length (cm)", ylabel="petal width (cm)", title="the mixture of that K")
-    return {"flowers": len(x), "selected": best, "margin": float(values[best] - values.drop(best).max())}
+    right.set(
+        xlabel="petal length (cm)",
+        ylabel="petal width (cm)",
+        title="the mixture of that K",
+    )
+    return {
+        "flowers": len(x),
+        "selected": best,
+        "margin": float(values[best] - values.drop(best).max()),
+    }
 
 
 def draw_alpha(path, num_powers):
@@ -197,9 +243,16 @@ def draw_alpha(path, num_powers):
     frames = []
     for alpha in np.round(np.geomspace(1.0, 0.05, num_powers), 3):
         fit = nt.fit_gaussian(
-            jax.random.key(0), visits, AutoMultivariateNormal, x[rows], y[rows], alpha=float(alpha)
+            jax.random.key(0),
+            visits,
+            AutoMultivariateNormal,
+            x[rows],
+            y[rows],
+            alpha=float(alpha),
         )
-        loc, root = (np.asarray(fit.params[f"auto_{name}"]) for name in ("loc", "scale_tril"))
+        loc, root = (
+            np.asarray(fit.params[f"auto_{name}"]) for name in ("loc", "scale_tril")
+        )
         centre, width = design @ loc, QUANTILE * np.linalg.norm(design @ root, axis=1)
         effect, spread = loc[column], QUANTILE * np.linalg.norm(root[column])
         times = [f"{np.exp(effect + step):.2f}" for step in (0.0, -spread, spread)]
@@ -213,7 +266,10 @@ def draw_alpha(path, num_powers):
                 f"diseases multiplies visits by {times[0]} ({times[1]} to {times[2]}).",
             }
         )
-    points = [[float(a), int(b)] for a, b in zip(x[rows, column].round(2), y[rows], strict=True)]
+    points = [
+        [float(a), int(b)]
+        for a, b in zip(x[rows, column].round(2), y[rows], strict=True)
+    ]
     page = (DOCS / "_templates" / "alpha_slider.html").read_text()
     data = {"x": at.round(2).tolist(), "points": points, "frames": frames}
     path.write_text(page.replace("DATA", json.dumps(data, separators=(",", ":"))))
@@ -222,10 +278,16 @@ def draw_alpha(path, num_powers):
 def main():
     """Draw the three figures and write the numbers of their captions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="a part of it, to a temporary folder")
-    parser.add_argument("--output", type=Path, help="folder; docs/results, or a temporary one if small")
+    parser.add_argument(
+        "--small", action="store_true", help="a part of it, to a temporary folder"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder; docs/results, or a temporary one if small"
+    )
     options = parser.parse_args()
-    output = options.output or (Path(tempfile.mkdtemp()) if options.small else DOCS / "results")
+    output = options.output or (
+        Path(tempfile.mkdtemp()) if options.small else DOCS / "results"
+    )
     output.mkdir(parents=True, exist_ok=True)
     plt.style.use("numpyro_tempered.plots.house")
     parts = {
@@ -240,9 +302,17 @@ def main():
         plt.close("all")
         print(name, numbers[name])
     draw_alpha(output / "front_alpha.html", 3 if options.small else 21)
-    rows = [(part, name, value) for part, values in numbers.items() for name, value in values.items()]
-    pd.DataFrame(rows, columns=["figure", "number", "value"]).to_csv(output / "front.csv", index=False)
-    versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "numpyro", "numpyro_tempered"))
+    rows = [
+        (part, name, value)
+        for part, values in numbers.items()
+        for name, value in values.items()
+    ]
+    pd.DataFrame(rows, columns=["figure", "number", "value"]).to_csv(
+        output / "front.csv", index=False
+    )
+    versions = ", ".join(
+        f"{name} {version(name)}" for name in ("jax", "numpyro", "numpyro_tempered")
+    )
     (output / "front.txt").write_text(
         f"device: {jax.devices()[0].device_kind}\nversions: Python {platform.python_version()}, {versions}\n"
         "seed: 2019\ncommand: python examples/front_page.py\n"

@@ -36,7 +36,11 @@ def read_rows(part):
     """The rows of a machine, which no other reads."""
     rng = np.random.default_rng(part)
     x = rng.normal(size=(200 + 100 * part, 3))
-    return x, np.where(rng.uniform(size=len(x)) < 1.0 / (1.0 + np.exp(-x @ [1.0, -2.0, 0.5])), 1.0, -1.0)
+    return x, np.where(
+        rng.uniform(size=len(x)) < 1.0 / (1.0 + np.exp(-x @ [1.0, -2.0, 0.5])),
+        1.0,
+        -1.0,
+    )
 
 
 def serve(folder, num_machines, num_rounds):
@@ -61,7 +65,11 @@ def work(part, folder, num_machines, num_rounds):
     """Refit the machine's factor to the posterior of the moment, and send its change."""
     x, y = read_rows(part)
     state = PVI.init(PRIOR, num_machines)
-    factor, path, server = PVI.factor(state, part), folder / f"factor_{part}.npz", folder / "server.npz"
+    factor, path, server = (
+        PVI.factor(state, part),
+        folder / f"factor_{part}.npz",
+        folder / "server.npz",
+    )
     if path.exists():
         factor = nt.online.restore(path, like=factor)
     last_sent = 0
@@ -84,23 +92,49 @@ def work(part, folder, num_machines, num_rounds):
 def demo(num_machines, num_rounds):
     """All processes here, and the posterior of all rows in one process."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--folder", folder, "--machines", str(num_machines), "--rounds", str(num_rounds)]
+        options = [
+            "--folder",
+            folder,
+            "--machines",
+            str(num_machines),
+            "--rounds",
+            str(num_rounds),
+        ]
         command = [sys.executable, __file__, "work"]
-        workers = [subprocess.Popen([*command, str(part), *options]) for part in range(num_machines)]
+        workers = [
+            subprocess.Popen([*command, str(part), *options])
+            for part in range(num_machines)
+        ]
         state = serve(Path(folder), num_machines, num_rounds)
         assert [worker.wait() for worker in workers] == [0] * num_machines
-    x, y = (np.concatenate(rows) for rows in zip(*map(read_rows, range(num_machines)), strict=True))
-    batch = nt.descent.minimise(nt.descent.objective(LOGISTIC, PRIOR, x, y), PRIOR).posterior
-    off = np.linalg.solve(np.asarray(batch.factor), np.asarray(state.posterior.loc - batch.loc))
-    print("means:", np.round(state.posterior.loc, 3), "of all rows in one process:", np.round(batch.loc, 3))
+    x, y = (
+        np.concatenate(rows)
+        for rows in zip(*map(read_rows, range(num_machines)), strict=True)
+    )
+    batch = nt.descent.minimise(
+        nt.descent.objective(LOGISTIC, PRIOR, x, y), PRIOR
+    ).posterior
+    off = np.linalg.solve(
+        np.asarray(batch.factor), np.asarray(state.posterior.loc - batch.loc)
+    )
+    print(
+        "means:",
+        np.round(state.posterior.loc, 3),
+        "of all rows in one process:",
+        np.round(batch.loc, 3),
+    )
     print(f"largest difference in standard deviations: {np.max(np.abs(off)):.4f}")
 
 
 def main():
     """Read the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("role", choices=["serve", "work", "demo"], nargs="?", default="demo")
-    parser.add_argument("part", type=int, nargs="?", help="number of the machine, from 0")
+    parser.add_argument(
+        "role", choices=["serve", "work", "demo"], nargs="?", default="demo"
+    )
+    parser.add_argument(
+        "part", type=int, nargs="?", help="number of the machine, from 0"
+    )
     parser.add_argument("--folder", type=Path, help="folder that all machines reach")
     parser.add_argument("--machines", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20)
@@ -108,7 +142,9 @@ def main():
     if options.role == "demo":
         return demo(options.machines, options.rounds)
     if options.folder is None or (options.role == "work" and options.part is None):
-        parser.error("serve takes --folder, work takes the number of its machine and --folder")
+        parser.error(
+            "serve takes --folder, work takes the number of its machine and --folder"
+        )
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.role == "work":
         return work(options.part, options.folder, options.machines, options.rounds)

@@ -14,8 +14,12 @@ from sklearn.datasets import load_digits, load_iris
 
 # Fixed commits: the files cannot change.
 RDATASETS = "https://raw.githubusercontent.com/vincentarelbundock/Rdatasets"
-OLD_FAITHFUL_URL = f"{RDATASETS}/cc03c29690889dbe83089f5206e2422db8c3f71f/csv/datasets/faithful.csv"
-GALAXIES_URL = f"{RDATASETS}/a44de06f4edac532bcc05deadc560dea870f6173/csv/MASS/galaxies.csv"
+OLD_FAITHFUL_URL = (
+    f"{RDATASETS}/cc03c29690889dbe83089f5206e2422db8c3f71f/csv/datasets/faithful.csv"
+)
+GALAXIES_URL = (
+    f"{RDATASETS}/a44de06f4edac532bcc05deadc560dea870f6173/csv/MASS/galaxies.csv"
+)
 
 
 class Table(NamedTuple):
@@ -29,7 +33,9 @@ class Table(NamedTuple):
 def old_faithful(data_dir=None):
     """Old Faithful, 272 × 2: minutes of an eruption and until the next (Azzalini and Bowman 1990)."""
     columns = ["eruptions", "waiting"]
-    data = pd.read_csv(OLD_FAITHFUL_URL if data_dir is None else Path(data_dir) / "old_faithful.csv")
+    data = pd.read_csv(
+        OLD_FAITHFUL_URL if data_dir is None else Path(data_dir) / "old_faithful.csv"
+    )
     return Table(data[columns].to_numpy(float), columns)
 
 
@@ -43,7 +49,9 @@ def galaxies(data_dir=None):
         x = pd.read_csv(GALAXIES_URL)["dat"].to_numpy(float) / 1000.0
         x[77] = 26.960
     else:
-        x = pd.read_csv(Path(data_dir) / "galaxies.csv")["velocity_1000km_s_RG97"].to_numpy(float)
+        x = pd.read_csv(Path(data_dir) / "galaxies.csv")[
+            "velocity_1000km_s_RG97"
+        ].to_numpy(float)
     return Table(x[:, None], ["velocity, 1000 km/s"])
 
 
@@ -61,9 +69,16 @@ def iris(data_dir=None):
     """Fisher's iris, 150 × 4, with three species."""
     if data_dir is None:
         data = load_iris()
-        return Table(data.data, [name.removesuffix(" (cm)") for name in data.feature_names], data.target)
+        return Table(
+            data.data,
+            [name.removesuffix(" (cm)") for name in data.feature_names],
+            data.target,
+        )
     data = pd.read_csv(Path(data_dir) / "iris.csv")
-    x, columns = data.iloc[:, :4].to_numpy(float), [name.replace("_", " ") for name in data.columns[:4]]
+    x, columns = (
+        data.iloc[:, :4].to_numpy(float),
+        [name.replace("_", " ") for name in data.columns[:4]],
+    )
     return Table(x, columns, pd.factorize(data["species"])[0])
 
 
@@ -75,7 +90,9 @@ def digits(data_dir=None):
     data = load_digits()
     codes = np.digitize(data.data, [5.5, 10.5])
     varies = np.ptp(codes, axis=0) > 0
-    columns = [name for name, keep in zip(data.feature_names, varies, strict=True) if keep]
+    columns = [
+        name for name, keep in zip(data.feature_names, varies, strict=True) if keep
+    ]
     return Table(codes[:, varies].astype(float), columns, data.target)
 
 

@@ -39,15 +39,25 @@ from numpyro_tempered.report.arviz import group
 
 jax.config.update("jax_enable_x64", True)
 
-parser = argparse.ArgumentParser(description="The number of components of six data sets.")
-parser.add_argument("--small", action="store_true", help="iris and digits, few K, to a temporary folder")
-parser.add_argument("--data-dir", type=Path, help="folder of data files; by default they are downloaded")
+parser = argparse.ArgumentParser(
+    description="The number of components of six data sets."
+)
+parser.add_argument(
+    "--small", action="store_true", help="iris and digits, few K, to a temporary folder"
+)
+parser.add_argument(
+    "--data-dir", type=Path, help="folder of data files; by default they are downloaded"
+)
 parser.add_argument("--output", type=Path, help="folder for tables and figures")
 is_script = "__file__" in globals()
-options = parser.parse_args(None if is_script else os.environ.get("MIXTURES_REAL_DATA", "").split())
+options = parser.parse_args(
+    None if is_script else os.environ.get("MIXTURES_REAL_DATA", "").split()
+)
 HERE = Path(__file__).resolve().parent if is_script else Path.cwd()
 if options.output is None:
-    options.output = Path(tempfile.mkdtemp()) if options.small else HERE.parent / "docs" / "results"
+    options.output = (
+        Path(tempfile.mkdtemp()) if options.small else HERE.parent / "docs" / "results"
+    )
 options.output.mkdir(parents=True, exist_ok=True)
 begin = time.perf_counter()
 
@@ -83,9 +93,16 @@ DRAWN = [1.0, 0.25]
 PRIORS = {"fraction": [0.1, 0.02], "level": [1.0, 0.5]}
 if options.small:
     ALPHAS, PRIORS = DRAWN, {"fraction": [0.1], "level": [1.0]}
-    SETTINGS = {"iris": Setting([2, 3], "3 species", 4), "digits": Setting([5], "10 digits", 2)}
+    SETTINGS = {
+        "iris": Setting([2, 3], "3 species", 4),
+        "digits": Setting([5], "10 digits", 2),
+    }
 elif options.data_dir is None:
-    SETTINGS = {name: setting for name, setting in SETTINGS.items() if name not in ("acidity", "enzyme")}
+    SETTINGS = {
+        name: setting
+        for name, setting in SETTINGS.items()
+        if name not in ("acidity", "enzyme")
+    }
 DATA = {name: LOADERS[name](options.data_dir) for name in SETTINGS}
 
 
@@ -93,8 +110,13 @@ def components_of(name, x):
     """The components to be compared: one family under the prior that counts, and under a second."""
     if name == "digits":
         levels = (x.max(axis=0) + 1).astype(int).tolist()
-        return {f"{c:g} a level": nt.components.categorical(levels, concentration=c) for c in PRIORS["level"]}
-    family = nt.components.diagonal_gaussian if x.shape[1] == 1 else nt.components.gaussian
+        return {
+            f"{c:g} a level": nt.components.categorical(levels, concentration=c)
+            for c in PRIORS["level"]
+        }
+    family = (
+        nt.components.diagonal_gaussian if x.shape[1] == 1 else nt.components.gaussian
+    )
     return {
         f"fraction {f:g}": family(x.shape[1], **nt.components.scaled_to(x, fraction=f))
         for f in PRIORS["fraction"]
@@ -128,7 +150,11 @@ def baselines(key, x, component, setting):
     for k in setting.orders:
         try:
             result = nt.mixtures.em(
-                jax.random.fold_in(key, k), x, component, num_components=k, num_restarts=setting.restarts
+                jax.random.fold_in(key, k),
+                x,
+                component,
+                num_components=k,
+                num_restarts=setting.restarts,
             )
             found[k] = {"bic": result.bic, "icl": result.icl}
         except FloatingPointError:  # every restart closed in on equal rows
@@ -145,30 +171,56 @@ def summary(part):
 def like_posterior(part):
     """The best K and those of a tenth of the weight or more, labellings counted, under a uniform prior on K."""
     k, occupied = part.index.to_numpy(), part["num_occupied"].to_numpy()
-    weight = softmax(part["elbo"].to_numpy() + gammaln(k + 1) - gammaln(k - occupied + 1))
+    weight = softmax(
+        part["elbo"].to_numpy() + gammaln(k + 1) - gammaln(k - occupied + 1)
+    )
     among = k[weight >= 0.1]
-    return f"{k[np.argmax(weight)]}" + (f" ({among.min()} to {among.max()})" if len(among) > 1 else "")
+    return f"{k[np.argmax(weight)]}" + (
+        f" ({among.min()} to {among.max()})" if len(among) > 1 else ""
+    )
 
 
 def analyse(name):
     """All alphas, K and priors of one set."""
     setting, table = SETTINGS[name], DATA[name]
-    path_key, em_key, fit_key = jax.random.split(jax.random.key(list(LOADERS).index(name)), 3)
-    fit_options = {"num_restarts": setting.restarts, "num_moves": setting.moves, "max_iter": 5000}
+    path_key, em_key, fit_key = jax.random.split(
+        jax.random.key(list(LOADERS).index(name)), 3
+    )
+    fit_options = {
+        "num_restarts": setting.restarts,
+        "num_moves": setting.moves,
+        "max_iter": 5000,
+    }
     rows, criteria, paths, fits = [], [], [], {}
     components = components_of(name, table.x)
     # Maximum likelihood takes nothing from the prior.
     likelihood = baselines(em_key, table.x, next(iter(components.values())), setting)
     for prior, component in components.items():
         path = nt.mixtures.num_components_path(
-            path_key, table.x, component, alphas=ALPHAS, num_components=setting.orders, **fit_options
+            path_key,
+            table.x,
+            component,
+            alphas=ALPHAS,
+            num_components=setting.orders,
+            **fit_options,
         )
         paths.append(path)
         columns = group(path, "num_components_path").to_dataframe().reset_index()
-        by_alpha = {alpha: part.set_index("num_components") for alpha, part in columns.groupby("alpha")}
-        criteria.append(columns.join(likelihood, on="num_components").assign(data=name, prior=prior))
+        by_alpha = {
+            alpha: part.set_index("num_components")
+            for alpha, part in columns.groupby("alpha")
+        }
+        criteria.append(
+            columns.join(likelihood, on="num_components").assign(data=name, prior=prior)
+        )
         rows.append(
-            {"data": name, "n": len(table.x), "d": table.x.shape[1], "family": component.name, "prior": prior}
+            {
+                "data": name,
+                "n": len(table.x),
+                "d": table.x.shape[1],
+                "family": component.name,
+                "prior": prior,
+            }
             | {f"K, alpha {alpha:g}": summary(by_alpha[alpha]) for alpha in ALPHAS}
             | {"K, uniform prior": like_posterior(by_alpha[1.0])}
             | {column.upper(): likelihood[column].idxmin() for column in likelihood}
@@ -178,9 +230,17 @@ def analyse(name):
     chosen = group(paths[0], "num_components_path")["selected"]
     for alpha in ALPHAS if name == "digits" else DRAWN:
         k, warm = int(chosen.sel(alpha=alpha)), None
-        for above in sorted((a for a in ALPHAS if a >= alpha), reverse=True):  # from the next larger alpha
+        for above in sorted(
+            (a for a in ALPHAS if a >= alpha), reverse=True
+        ):  # from the next larger alpha
             warm = nt.mixtures.fit(
-                fit_key, table.x, first, num_components=k, alpha=above, warm_start=warm, **fit_options
+                fit_key,
+                table.x,
+                first,
+                num_components=k,
+                alpha=above,
+                warm_start=warm,
+                **fit_options,
             )
         fits[alpha] = warm
     print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
@@ -197,7 +257,9 @@ results = {name: analyse(name) for name in SETTINGS}
 # penalised, with those of at least a tenth of the weight in brackets.
 
 # %%
-table = pd.DataFrame([row for result in results.values() for row in result.rows]).convert_dtypes()
+table = pd.DataFrame(
+    [row for result in results.values() for row in result.rows]
+).convert_dtypes()
 table.to_csv(options.output / "mixtures_real_data.csv", index=False)
 print(table.drop(columns=["family", "literature"]).to_string(index=False))
 
@@ -206,11 +268,46 @@ print(table.drop(columns=["family", "literature"]).to_string(index=False))
 
 # %%
 criteria = pd.concat([result.criteria for result in results.values()])
-columns = ["data", "prior", "alpha", "num_components", "elbo", "se", "objective", "criterion", "rank"]
-columns += ["num_occupied", "num_best", "spread", "uncertain", "converged", "bic", "icl"]
-criteria[columns].to_csv(options.output / "mixtures_real_criteria.csv", index=False, float_format="%.7g")
-at_one = criteria[(criteria.alpha == 1.0) & (criteria.prior == criteria.groupby("data").prior.transform("first"))]
-shown = at_one[["data", "num_components", "criterion", "se", "num_occupied", "num_best", "spread", "bic", "icl"]]
+columns = [
+    "data",
+    "prior",
+    "alpha",
+    "num_components",
+    "elbo",
+    "se",
+    "objective",
+    "criterion",
+    "rank",
+]
+columns += [
+    "num_occupied",
+    "num_best",
+    "spread",
+    "uncertain",
+    "converged",
+    "bic",
+    "icl",
+]
+criteria[columns].to_csv(
+    options.output / "mixtures_real_criteria.csv", index=False, float_format="%.7g"
+)
+at_one = criteria[
+    (criteria.alpha == 1.0)
+    & (criteria.prior == criteria.groupby("data").prior.transform("first"))
+]
+shown = at_one[
+    [
+        "data",
+        "num_components",
+        "criterion",
+        "se",
+        "num_occupied",
+        "num_best",
+        "spread",
+        "bic",
+        "icl",
+    ]
+]
 print(shown.round(1).to_string(index=False))
 
 # %% [markdown]
@@ -229,7 +326,11 @@ def finish(figure, name):
 def draw_densities(names, columns=(0, 1)):
     """Sets by rows, alphas by columns."""
     figure, axes = plt.subplots(
-        len(names), len(DRAWN), figsize=(9.6, 3.1 * len(names)), squeeze=False, layout="constrained"
+        len(names),
+        len(DRAWN),
+        figsize=(9.6, 3.1 * len(names)),
+        squeeze=False,
+        layout="constrained",
     )
     for name, row in zip(names, axes, strict=True):
         data = DATA[name]
@@ -237,7 +338,10 @@ def draw_densities(names, columns=(0, 1)):
         for alpha, ax in zip(DRAWN, row, strict=True):
             fit = results[name].fits[alpha]
             nt.plots.plot_mixture(fit, data.x, columns=shown, ax=ax)
-            ax.set_title(f"{name}, alpha {alpha:g}: {fit.num_components} components", fontsize="medium")
+            ax.set_title(
+                f"{name}, alpha {alpha:g}: {fit.num_components} components",
+                fontsize="medium",
+            )
             ax.set_xlabel(data.columns[shown[0] if data.x.shape[1] > 1 else 0])
             if data.x.shape[1] > 1:
                 ax.set_ylabel(data.columns[shown[1]])
@@ -264,7 +368,11 @@ finish(draw_densities(more_columns, columns=(2, 3)), "scatter")
 def draw_paths():
     """Selected numbers, and criteria, of all sets."""
     figure, axes = plt.subplots(
-        len(results), 2, figsize=(9.6, 2.6 * len(results)), squeeze=False, layout="constrained"
+        len(results),
+        2,
+        figsize=(9.6, 2.6 * len(results)),
+        squeeze=False,
+        layout="constrained",
     )
     for row, (name, result) in zip(axes, results.items(), strict=True):
         left, right = nt.plots.plot_num_components_path(result.path, axes=row)
@@ -301,7 +409,9 @@ known = pd.DataFrame(
         for alpha, fit in sorted(results[name].fits.items())
     ]
 )
-known.to_csv(options.output / "mixtures_real_classes.csv", index=False, float_format="%.3f")
+known.to_csv(
+    options.output / "mixtures_real_classes.csv", index=False, float_format="%.3f"
+)
 print(known.round(3).to_string(index=False))
 
 # %% [markdown]
@@ -311,7 +421,9 @@ print(known.round(3).to_string(index=False))
 # %%
 def draw_classes(fit, ax, across):
     """The expected images of the occupied classes in one picture."""
-    pixels = [tuple(int(i) for i in name.split("_")[1:]) for name in DATA["digits"].columns]
+    pixels = [
+        tuple(int(i) for i in name.split("_")[1:]) for name in DATA["digits"].columns
+    ]
     fit = nt.mixtures.relabel(fit)
     probs = np.asarray(fit.posterior.concentration)[: fit.num_occupied]
     grey = (probs / probs.sum(-1, keepdims=True)) @ np.arange(3.0)
@@ -329,7 +441,11 @@ def draw_digits():
     shown = [min(ALPHAS), 1.0]
     heights = [-(-fits[alpha].num_occupied // across) for alpha in shown]
     figure, axes = plt.subplots(
-        2, 1, figsize=(8.0, 0.85 * sum(heights) + 0.8), height_ratios=heights, layout="constrained"
+        2,
+        1,
+        figsize=(8.0, 0.85 * sum(heights) + 0.8),
+        height_ratios=heights,
+        layout="constrained",
     )
     for alpha, ax in zip(shown, axes, strict=True):
         fit = fits[alpha]
@@ -345,7 +461,8 @@ if not is_script:
 # %%
 device = jax.devices()[0]
 packages = ", ".join(
-    f"{name} {version(name)}" for name in ("jax", "numpyro", "numpy", "scipy", "scikit-learn", "numpyro_tempered")
+    f"{name} {version(name)}"
+    for name in ("jax", "numpyro", "numpy", "scipy", "scikit-learn", "numpyro_tempered")
 )
 (options.output / "mixtures_real_data.txt").write_text(
     f"device: {device.platform}, {platform.machine()}, {os.cpu_count()} cores\n"
@@ -353,4 +470,6 @@ packages = ", ".join(
     f"seeds: one key a set, jax.random.key(0), key(1), ... in the order of the loaders\n"
     f"command: python examples/mixtures_real_data.py{' --small' if options.small else ''} --data-dir FOLDER\n"
 )
-print(f"Tables and figures are in {options.output} ({time.perf_counter() - begin:.0f} s)")
+print(
+    f"Tables and figures are in {options.output} ({time.perf_counter() - begin:.0f} s)"
+)

@@ -45,15 +45,27 @@ from numpyro_tempered.online.experts.aggregate import exponential_weights, mix_l
 # Losses reach 10^9 on features as they come: what is compared is the rules, not their rounding.
 jax.config.update("jax_enable_x64", True)
 
-parser = argparse.ArgumentParser(description="Online variational inference on the six streams of CA19.")
-parser.add_argument("--small", action="store_true", help="short streams, two orders, to a temporary folder")
-parser.add_argument("--data-dir", type=Path, help="folder of data files; by default they are downloaded")
+parser = argparse.ArgumentParser(
+    description="Online variational inference on the six streams of CA19."
+)
+parser.add_argument(
+    "--small",
+    action="store_true",
+    help="short streams, two orders, to a temporary folder",
+)
+parser.add_argument(
+    "--data-dir", type=Path, help="folder of data files; by default they are downloaded"
+)
 parser.add_argument("--output", type=Path, help="folder for tables and figures")
 is_script = "__file__" in globals()
-options = parser.parse_args(None if is_script else os.environ.get("ONLINE_STREAMS", "").split())
+options = parser.parse_args(
+    None if is_script else os.environ.get("ONLINE_STREAMS", "").split()
+)
 HERE = Path(__file__).resolve().parent if is_script else Path.cwd()
 if options.output is None:
-    options.output = Path(tempfile.mkdtemp()) if options.small else HERE.parent / "docs" / "results"
+    options.output = (
+        Path(tempfile.mkdtemp()) if options.small else HERE.parent / "docs" / "results"
+    )
 options.output.mkdir(parents=True, exist_ok=True)
 begin = time.perf_counter()
 
@@ -81,7 +93,11 @@ STREAMS = {
 }
 NUM_ROUNDS = 300 if options.small else None
 if options.small:  # some of each kind; without a folder, those that need no download
-    some = ["breast cancer, raw", "toy"] if options.data_dir is None else ["toy", "Boston", "California, network"]
+    some = (
+        ["breast cancer, raw", "toy"]
+        if options.data_dir is None
+        else ["toy", "Boston", "California, network"]
+    )
     STREAMS = {title: STREAMS[title] for title in some}
 
 
@@ -96,8 +112,18 @@ def load(title):
 
 def orders_of(num_rounds):
     """Random orders, shape (P, T): 10, or 5 of California and 3 of Cover Type."""
-    count = 2 if options.small else 10 if num_rounds <= 10_000 else 5 if num_rounds < 100_000 else 3
-    return np.stack([np.random.default_rng(seed).permutation(num_rounds) for seed in range(count)])
+    count = (
+        2
+        if options.small
+        else 10
+        if num_rounds <= 10_000
+        else 5
+        if num_rounds < 100_000
+        else 3
+    )
+    return np.stack(
+        [np.random.default_rng(seed).permutation(num_rounds) for seed in range(count)]
+    )
 
 
 # %% [markdown]
@@ -122,7 +148,9 @@ def mean_field_rules(num_rounds, box=BOX):
         "SVA": lambda c: nt.online.sva(c / root, box),
         "SVB": lambda c: nt.online.svb(SVBRate(c), box),
         "NGVI, evidence 1": lambda c: nt.online.ngvi(c, evidence=1.0, box=box),
-        "NGVI, evidence 1, Fisher": lambda c: nt.online.ngvi(c, evidence=1.0, curvature="fisher", box=box),
+        "NGVI, evidence 1, Fisher": lambda c: nt.online.ngvi(
+            c, evidence=1.0, curvature="fisher", box=box
+        ),
         "NGVI": lambda c: nt.online.ngvi(c, box=box),
         "NGVI, Fisher": lambda c: nt.online.ngvi(c, curvature="fisher", box=box),
     }
@@ -136,7 +164,9 @@ MEMBER_CONSTANTS = 4.0 ** np.arange(-4, 1)
 def aggregate(num_rounds):
     """Thirty members side by side, combined by exponential weights: no constant to choose."""
     rules = mean_field_rules(num_rounds)
-    return nt.online.aggregate(*(nt.online.grid(rules[name], c=MEMBER_CONSTANTS) for name in MEMBER_RULES))
+    return nt.online.aggregate(
+        *(nt.online.grid(rules[name], c=MEMBER_CONSTANTS) for name in MEMBER_RULES)
+    )
 
 
 # %% [markdown]
@@ -159,7 +189,9 @@ def predicting(expectation):
     """The expectation, with the network's prediction at the mean where the loss at the mean would be."""
 
     def evaluate(q, x, y, **options):
-        return expectation.evaluate(q, x, y, **options)._replace(at_mean=network(q.loc, x))
+        return expectation.evaluate(q, x, y, **options)._replace(
+            at_mean=network(q.loc, x)
+        )
 
     return expectation._replace(evaluate=evaluate)
 
@@ -177,7 +209,9 @@ def aggregate_predictions(predictions, y):
         gap += jnp.maximum(loss - mix_loss(weights, each, rate), 0.0)
         return (losses + each, gap), loss
 
-    return jax.lax.scan(round_, (jnp.zeros(len(predictions)), jnp.zeros(())), (predictions.T, y))[1]
+    return jax.lax.scan(
+        round_, (jnp.zeros(len(predictions)), jnp.zeros(())), (predictions.T, y)
+    )[1]
 
 
 def network_start(seed, d):
@@ -201,7 +235,9 @@ def run_all(make, expectation, prior, x, y, constants, orders):
 
     def one(c, order):
         rule = make(c)
-        state, losses = nt.online.run(rule, expectation, rule.init(prior), x[order], y[order])
+        state, losses = nt.online.run(
+            rule, expectation, rule.init(prior), x[order], y[order]
+        )
         return losses.at_mean, state.rejected
 
     return jax.vmap(jax.vmap(one, (None, 0)), (0, None))(constants, orders)
@@ -223,12 +259,22 @@ def best_in_hindsight(stream, is_network):
     if is_network:
         x, y = stream.x[:, :-1], stream.y  # the fits have an intercept of their own
         fits = [
-            MLPRegressor(hidden_layer_sizes=HIDDEN, solver="lbfgs", alpha=0.0, max_iter=2000, random_state=seed)
+            MLPRegressor(
+                hidden_layer_sizes=HIDDEN,
+                solver="lbfgs",
+                alpha=0.0,
+                max_iter=2000,
+                random_state=seed,
+            )
             for seed in range(3)
         ]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # wherever they stop, they bound it from above
-            return min(np.mean((fit.fit(x, y).predict(x) - y) ** 2) for fit in fits), np.inf
+            warnings.simplefilter(
+                "ignore", ConvergenceWarning
+            )  # wherever they stop, they bound it from above
+            return min(
+                np.mean((fit.fit(x, y).predict(x) - y) ** 2) for fit in fits
+            ), np.inf
     best = getattr(hindsight, stream.loss)(stream.x, stream.y, BOX)
     return best.value / len(stream.y), best.gap / len(stream.y)
 
@@ -246,14 +292,23 @@ def experiment(title):
         loc = network_start(2019, d)
     prior = nt.families.MeanField(jnp.asarray(loc), jnp.ones(len(loc)))
     constants = CONSTANTS if num_rounds < 100_000 else CONSTANTS[::2]
-    jobs = {rule: (make, prior, constants) for rule, make in mean_field_rules(num_rounds).items()}
+    jobs = {
+        rule: (make, prior, constants)
+        for rule, make in mean_field_rules(num_rounds).items()
+    }
     if not is_network:
         full = nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
         # A round with a covariance costs d times as much: fewer constants.
-        few = 4.0 ** np.arange(-8, 3) if num_rounds < 100_000 else 4.0 ** np.arange(-2, 1)
+        few = (
+            4.0 ** np.arange(-8, 3) if num_rounds < 100_000 else 4.0 ** np.arange(-2, 1)
+        )
         if stream.loss == "squared":
             jobs["EWA"] = nt.online.ewa, full, few
-        jobs["NGVI, full, Fisher"] = lambda c: nt.online.ngvi(c, curvature="fisher"), full, few
+        jobs["NGVI, full, Fisher"] = (
+            lambda c: nt.online.ngvi(c, curvature="fisher"),
+            full,
+            few,
+        )
         jobs["aggregate"] = lambda c: aggregate(num_rounds), prior, np.ones(1)
 
     at = np.unique(np.r_[np.geomspace(1, num_rounds, 120), num_rounds / 10].astype(int))
@@ -265,24 +320,40 @@ def experiment(title):
         mean, error = average.mean(1), average.std(1, ddof=1) / np.sqrt(len(orders))
         final = mean[:, -1]
         # A constant at which the rule rejects rounds is not chosen where another does not.
-        chosen = {"unit": np.argmin(np.abs(constants - 1.0)), "hindsight": np.lexsort((final, rejected))[0]}
+        chosen = {
+            "unit": np.argmin(np.abs(constants - 1.0)),
+            "hindsight": np.lexsort((final, rejected))[0],
+        }
         for rate, k in chosen.items():
             tenth = mean[k, np.searchsorted(at, num_rounds // 10)]
-            row = (constants[k], final[k], error[k, -1], tenth, final[k] - best, rejected[k])
+            row = (
+                constants[k],
+                final[k],
+                error[k, -1],
+                tenth,
+                final[k] - best,
+                rejected[k],
+            )
             table.append((title, num_rounds, len(orders), rule, rate, *row, best, gap))
             curves[rate][rule] = mean[k]
         if rule in MEMBER_RULES:
-            members.update({(rule, c): final[constants == c][0] for c in MEMBER_CONSTANTS})
+            members.update(
+                {(rule, c): final[constants == c][0] for c in MEMBER_CONSTANTS}
+            )
 
     for rule, (make, start, constants) in jobs.items():
-        losses, rejected = run_all(make, expectation, start, stream.x, stream.y, constants, orders)
+        losses, rejected = run_all(
+            make, expectation, start, stream.x, stream.y, constants, orders
+        )
         if is_network:
             if rule in MEMBER_RULES:
                 predictions.append(losses[np.isin(constants, MEMBER_CONSTANTS)])
             losses = (stream.y[orders] - np.asarray(losses)) ** 2
         report(rule, constants, losses, rejected)
     if is_network:
-        losses = jax.vmap(aggregate_predictions, (1, 0))(jnp.concatenate(predictions), stream.y[orders])
+        losses = jax.vmap(aggregate_predictions, (1, 0))(
+            jnp.concatenate(predictions), stream.y[orders]
+        )
         report("aggregate", np.ones(1), losses[None], np.zeros((1, len(orders)), int))
     against = min(members, key=members.get)
     print(f"{title}: {time.perf_counter() - begin:.0f} s", flush=True)
@@ -305,7 +376,9 @@ COLUMNS = [
 ]
 COLUMNS += ["best", "gap"]
 results = {title: experiment(title) for title in STREAMS}
-table = pd.DataFrame([row for rows, _, _ in results.values() for row in rows], columns=COLUMNS)
+table = pd.DataFrame(
+    [row for rows, _, _ in results.values() for row in rows], columns=COLUMNS
+)
 table.to_csv(options.output / "figure1_losses.csv", index=False, float_format="%.6g")
 RULES = [*mean_field_rules(1), "EWA", "NGVI, full, Fisher", "aggregate"]
 
@@ -320,7 +393,11 @@ RULES = [*mean_field_rules(1), "EWA", "NGVI, full, Fisher", "aggregate"]
 def cell(row, with_constant):
     """One entry of the tables for reading."""
     loss, digits = row["loss"], int(np.clip(3 - np.floor(np.log10(row["loss"])), 0, 4))
-    show = f"{loss:.{digits}f} ± {row['s.e.']:.{digits}f}" if loss < 1e5 else f"{loss:.2g} ± {row['s.e.']:.1g}"
+    show = (
+        f"{loss:.{digits}f} ± {row['s.e.']:.{digits}f}"
+        if loss < 1e5
+        else f"{loss:.2g} ± {row['s.e.']:.1g}"
+    )
     constant = f" (2^{np.log2(row['c']):.0f})" if with_constant else ""
     return show + constant + (f", {row['rejected']} r" if row["rejected"] else "")
 
@@ -329,11 +406,17 @@ def wide(rate, titles):
     """Rules by streams, with the best in hindsight below."""
     part = table[(table.rate == rate) & table.stream.isin(titles)].copy()
     with_constant = rate == "hindsight"
-    part["cell"] = [cell(row, with_constant and row["rule"] != "aggregate") for _, row in part.iterrows()]
-    shown = part.pivot(index="rule", columns="stream", values="cell").reindex(index=RULES, columns=titles)
+    part["cell"] = [
+        cell(row, with_constant and row["rule"] != "aggregate")
+        for _, row in part.iterrows()
+    ]
+    shown = part.pivot(index="rule", columns="stream", values="cell").reindex(
+        index=RULES, columns=titles
+    )
     best = part.groupby("stream")[["best", "gap"]].first()
     shown.loc["best in hindsight"] = [
-        ("≤ " if np.isinf(gap) else "") + f"{value:.4g}" for value, gap in best.loc[titles].to_numpy()
+        ("≤ " if np.isinf(gap) else "") + f"{value:.4g}"
+        for value, gap in best.loc[titles].to_numpy()
     ]
     return shown.fillna("")
 
@@ -346,17 +429,22 @@ for rate in ("unit", "hindsight"):
             continue
         shown = wide(rate, titles)
         shown.to_csv(options.output / f"figure1_{rate}_{name}.csv")
-        print(f"\nAverage loss, {name}, {'c = 1' if rate == 'unit' else 'c chosen in hindsight'}")
+        print(
+            f"\nAverage loss, {name}, {'c = 1' if rate == 'unit' else 'c chosen in hindsight'}"
+        )
         print(shown.to_string())
 
 # %% [markdown]
 # The aggregate beside the best of its own members, known in hindsight.
 
 # %%
-combined = table[(table.rule == "aggregate") & (table.rate == "unit")].set_index("stream")
+combined = table[(table.rule == "aggregate") & (table.rate == "unit")].set_index(
+    "stream"
+)
 oga = table[(table.rule == "OGA") & (table.rate == "unit")].set_index("stream").loss
 beside = pd.DataFrame(
-    [result[2] for result in results.values()], columns=["stream", "best member", "c", "its loss"]
+    [result[2] for result in results.values()],
+    columns=["stream", "best member", "c", "its loss"],
 )
 beside = beside.set_index("stream").loc[combined.index]
 beside.insert(0, "aggregate", combined.loss)
@@ -380,7 +468,9 @@ parts = [
     for rate, lines in curves.items()
 ]
 curves = pd.concat(parts)
-curves = curves[["stream", "rate", "round", *(rule for rule in RULES if rule in curves)]]
+curves = curves[
+    ["stream", "rate", "round", *(rule for rule in RULES if rule in curves)]
+]
 curves.to_csv(options.output / "figure1_curves.csv", index=False, float_format="%.4g")
 draw_groups(table, curves, options.output)
 if not is_script:
@@ -389,7 +479,8 @@ if not is_script:
 # %%
 device = jax.devices()[0]
 packages = ", ".join(
-    f"{name} {version(name)}" for name in ("jax", "numpyro", "numpy", "scipy", "scikit-learn", "numpyro_tempered")
+    f"{name} {version(name)}"
+    for name in ("jax", "numpyro", "numpy", "scipy", "scikit-learn", "numpyro_tempered")
 )
 (options.output / "figure1.txt").write_text(
     f"device: {device.platform}, {platform.machine()}, {os.cpu_count()} cores\n"
@@ -397,4 +488,6 @@ packages = ", ".join(
     f"seeds: orders 0, 1, ... by numpy's default_rng; toy stream 0; start of the network 2019\n"
     f"command: python examples/online_streams.py{' --small' if options.small else ''} --data-dir FOLDER\n"
 )
-print(f"\nTables and figures are in {options.output} ({time.perf_counter() - begin:.0f} s)")
+print(
+    f"\nTables and figures are in {options.output} ({time.perf_counter() - begin:.0f} s)"
+)

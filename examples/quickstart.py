@@ -42,7 +42,9 @@ def tempered_logistic(x, y=None):
 
 def logistic(x, y=None):
     """Logistic regression with a unit Gaussian prior on standardised features."""
-    weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
+    weights = numpyro.sample(
+        "weights", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1)
+    )
     with numpyro.plate("patients", x.shape[0]):
         numpyro.sample("benign", dist.Bernoulli(logits=x @ weights), obs=y)
 
@@ -57,7 +59,10 @@ def load_data():
 
 def temper_a_model(x, y, names, num_draws):
     """(a) One decorated model, the tempered posterior by NUTS and by SVI, beside plain Bayes."""
-    columns = [names.index(f"worst {name}") for name in ("radius", "texture", "smoothness", "concavity")]
+    columns = [
+        names.index(f"worst {name}")
+        for name in ("radius", "texture", "smoothness", "concavity")
+    ]
     x, names = x[:, [0, *columns]], [names[j] for j in (0, *columns)]
     labels = {"coords": {"feature": names}, "dims": {"weights": ["feature"]}}
 
@@ -76,7 +81,9 @@ def temper_a_model(x, y, names, num_draws):
     fit = nt.fit_svi(jax.random.key(SEED), logistic, AutoNormal, x, y, alpha=ALPHA)
     results = {
         f"NUTS, alpha = {ALPHA}": run_nuts(tempered_logistic),
-        f"SVI, alpha = {ALPHA}": nt.to_inference_data(fit, num_samples=num_draws, **labels),
+        f"SVI, alpha = {ALPHA}": nt.to_inference_data(
+            fit, num_samples=num_draws, **labels
+        ),
         "NUTS, alpha = 1": run_nuts(logistic),
     }
     for name, data in results.items():
@@ -90,10 +97,20 @@ def temper_a_model(x, y, names, num_draws):
         draws = data["posterior"]["weights"].values.reshape(-1, len(names))
         low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95], axis=0)
         position = np.arange(len(names)) + 0.2 * (i - 1)
-        ax.errorbar(middle, position, xerr=[middle - low, high - middle], fmt="o", capsize=3, label=name)
+        ax.errorbar(
+            middle,
+            position,
+            xerr=[middle - low, high - middle],
+            fmt="o",
+            capsize=3,
+            label=name,
+        )
     ax.set_yticks(np.arange(len(names)), names)
     ax.invert_yaxis()
-    ax.set(xlabel="weight (median and 90% interval)", title="Logistic regression, 569 patients")
+    ax.set(
+        xlabel="weight (median and 90% interval)",
+        title="Logistic regression, 569 patients",
+    )
     ax.grid(visible=False, axis="y")
     ax.legend()
 
@@ -116,14 +133,19 @@ def learn_a_stream(x, y):
     prior = nt.families.MeanField(loc=jnp.zeros(d), scale=jnp.ones(d))
     losses = {}
     for name, rule in rules.items():
-        state, loss = nt.online.run(rule, nt.expectations.hinge(), rule.init(prior), x, labels)
+        state, loss = nt.online.run(
+            rule, nt.expectations.hinge(), rule.init(prior), x, labels
+        )
         if state.rejected:
             raise RuntimeError(f"{name} rejected {state.rejected} rounds")
         losses[name] = np.asarray(loss.at_mean, dtype=np.float64)
     at = sorted({min(t, num_rounds) for t in (50, 100, 200, 400, num_rounds)})
     best = {t: best_in_hindsight(x[:t], labels[:t]) for t in at}
     table = pd.DataFrame(
-        {f"t = {t}": [*(values[:t].mean() for values in losses.values()), best[t]] for t in at},
+        {
+            f"t = {t}": [*(values[:t].mean() for values in losses.values()), best[t]]
+            for t in at
+        },
         index=[*losses, "best in hindsight"],
     )
     print("\nAverage cumulative hinge loss after t patients")
@@ -152,9 +174,19 @@ def choose_a_model(x, y, names, small):
         "worst": [j for j, name in enumerate(names) if name.startswith("worst")],
     }
     if not small:
-        groups |= {"mean + worst": groups["mean"] + groups["worst"], "all": list(range(1, len(names)))}
+        groups |= {
+            "mean + worst": groups["mean"] + groups["worst"],
+            "all": list(range(1, len(names))),
+        }
     fits = {
-        name: nt.fit_svi(jax.random.key(SEED), logistic, AutoNormal, x[:, [0, *columns]], y, alpha=ALPHA)
+        name: nt.fit_svi(
+            jax.random.key(SEED),
+            logistic,
+            AutoNormal,
+            x[:, [0, *columns]],
+            y,
+            alpha=ALPHA,
+        )
         for name, columns in groups.items()
     }
     data = nt.compare(fits)
@@ -169,7 +201,12 @@ def main():
     """Run the three parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="fewer draws and models")
-    parser.add_argument("--output", type=Path, default=Path("quickstart_output"), help="folder for the figures")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("quickstart_output"),
+        help="folder for the figures",
+    )
     options = parser.parse_args()
     begin = time.perf_counter()
     plt.style.use("numpyro_tempered.plots.house")
@@ -185,13 +222,17 @@ def main():
         part()
         plt.gcf().savefig(options.output / f"{name}.png", dpi=150)
         plt.close("all")
-    versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "numpyro", "numpyro_tempered"))
+    versions = ", ".join(
+        f"{name} {version(name)}" for name in ("jax", "numpyro", "numpyro_tempered")
+    )
     (options.output / "quickstart.txt").write_text(
         f"device: {jax.devices()[0].device_kind}\nversions: Python {platform.python_version()}, {versions}\n"
         f"sizes: {len(y)} patients, {num_draws} draws, seed {SEED}\n"
         "command: python examples/quickstart.py --output docs/results\n"
     )
-    print(f"\nFigures are in {options.output.resolve()} ({time.perf_counter() - begin:.0f} s)")
+    print(
+        f"\nFigures are in {options.output.resolve()} ({time.perf_counter() - begin:.0f} s)"
+    )
 
 
 if __name__ == "__main__":

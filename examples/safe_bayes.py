@@ -37,10 +37,14 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 import numpyro_tempered as nt
 
 parser = argparse.ArgumentParser(description="The experiment of GvO, and SafeBayes.")
-parser.add_argument("--small", action="store_true", help="few alphas and steps, to a temporary folder")
+parser.add_argument(
+    "--small", action="store_true", help="few alphas and steps, to a temporary folder"
+)
 parser.add_argument("--output", type=Path, help="folder for tables and figures")
 is_script = "__file__" in globals()
-options = parser.parse_args(None if is_script else os.environ.get("SAFE_BAYES", "").split())
+options = parser.parse_args(
+    None if is_script else os.environ.get("SAFE_BAYES", "").split()
+)
 HERE = Path(__file__).resolve().parent if is_script else Path.cwd()
 RESULTS = HERE.parent / "docs" / "results"
 if options.output is None:
@@ -57,7 +61,9 @@ choices = tables["choices"]
 def cell(table, data, models, **columns):
     """The rows of one kind of data, one of models, and what else."""
     wanted = {"data": data, "models": models} | columns
-    return table[np.logical_and.reduce([table[name] == value for name, value in wanted.items()])]
+    return table[
+        np.logical_and.reduce([table[name] == value for name, value in wanted.items()])
+    ]
 
 
 def plain_ticks(ax, values):
@@ -126,12 +132,17 @@ WORDS = {
     "SafeBayes I-log (one-SE)": "alpha by SafeBayes, I-log",
 }
 MARKERS = dict(zip(COLOURS, "oDsv", strict=True))
-TITLES = {"wrong": "wrong model: half the rows have no noise", "correct": "correct model"}
+TITLES = {
+    "wrong": "wrong model: half the rows have no noise",
+    "correct": "correct model",
+}
 
 
 def draw_risks(models):
     """Risk against n on both kinds of data."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.6, 4.0), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(
+        1, 2, figsize=(9.6, 4.0), sharey=True, layout="constrained"
+    )
     sizes = sorted(choices["n"].unique())
     for ax, (data, title) in zip(axes, TITLES.items(), strict=True):
         for k, (method, colour) in enumerate(COLOURS.items()):
@@ -157,7 +168,9 @@ def draw_risks(models):
 
 
 figure = draw_risks("average")
-figure.suptitle("Average over 51 nested regressions: a hundred data sets, ± standard error")
+figure.suptitle(
+    "Average over 51 nested regressions: a hundred data sets, ± standard error"
+)
 finish(figure, "risk")
 
 # %% [markdown]
@@ -170,7 +183,9 @@ finish(figure, "risk")
 
 # %%
 figure = draw_risks("ridge")
-figure.suptitle("Ridge regression on all 50 covariates: a hundred data sets, ± standard error")
+figure.suptitle(
+    "Ridge regression on all 50 covariates: a hundred data sets, ± standard error"
+)
 finish(figure, "ridge_risk")
 
 
@@ -178,10 +193,15 @@ finish(figure, "ridge_risk")
 def summary(models):
     """Risk in thousandths ± standard error by n, and size and alpha at n = 100."""
     rows = []
-    for (data, method), part in choices[choices["models"] == models].groupby(["data", "method"], sort=False):
+    for (data, method), part in choices[choices["models"] == models].groupby(
+        ["data", "method"], sort=False
+    ):
         by_n = part.set_index("n")
         row = {"data": data, "alpha": "1" if method == "Bayes" else method}
-        row |= {f"n = {n}": f"{1e3 * r['risk']:.2f} ± {1e3 * r['risk_se']:.2f}" for n, r in by_n.iterrows()}
+        row |= {
+            f"n = {n}": f"{1e3 * r['risk']:.2f} ± {1e3 * r['risk_se']:.2f}"
+            for n, r in by_n.iterrows()
+        }
         at = by_n.loc[100]
         row |= {"alpha at 100": f"{2 ** at['log2_alpha']:.2g}"}
         if models == "average":
@@ -227,14 +247,36 @@ def draw_compression():
             (axes[1], "gibbs, alpha 1/4", "tab:blue", "draw, alpha = 1/4"),
         ):
             line, se = part[column], part[f"{column}_se"]
-            ax.plot(part["n"], line, style, color=colour, label=f"{words}, {data} model")
-            ax.fill_between(part["n"], line - 2 * se, line + 2 * se, color=colour, alpha=0.15, linewidth=0)
+            ax.plot(
+                part["n"], line, style, color=colour, label=f"{words}, {data} model"
+            )
+            ax.fill_between(
+                part["n"],
+                line - 2 * se,
+                line + 2 * se,
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+            )
     axes[0].axhline(0.0, color="0.5", linewidth=1.0)
-    axes[0].text(395, -0.4, "best in the model", ha="right", va="top", color="0.4", fontsize="small")
+    axes[0].text(
+        395,
+        -0.4,
+        "best in the model",
+        ha="right",
+        va="top",
+        color="0.4",
+        fontsize="small",
+    )
     axes[0].set(ylabel="cumulative log-loss less that of the best, nats")
-    axes[0].set_title("the mixture: under a wrong model better than its best member", fontsize="medium")
+    axes[0].set_title(
+        "the mixture: under a wrong model better than its best member",
+        fontsize="medium",
+    )
     axes[1].set_yscale("log")
-    axes[1].set_title("its draws: under a wrong model far worse (log scale)", fontsize="medium")
+    axes[1].set_title(
+        "its draws: under a wrong model far worse (log scale)", fontsize="medium"
+    )
     for ax in axes:
         ax.set_xlabel("number of data")
         ax.grid(alpha=0.3)
@@ -276,7 +318,10 @@ def r_log(x, y, alpha):
         mean, cov, shape, rate = posterior(x[:i], y[:i], alpha)
         # -E log s2 is digamma(shape) - log(rate), of which log(shape) - 1/(2 shape) is enough here.
         log_s2 = np.log(rate / shape) + 0.5 / shape
-        found.append(0.5 * (log_s2 + (y[i] - x[i] @ mean) ** 2 * shape / rate + x[i] @ cov @ x[i]))
+        found.append(
+            0.5
+            * (log_s2 + (y[i] - x[i] @ mean) ** 2 * shape / rate + x[i] @ cov @ x[i])
+        )
     return np.array(found)
 
 
@@ -290,7 +335,8 @@ pd.DataFrame(
         "R-log less the least": difference.sum(1),
         "paired standard error": np.sqrt(len(y) - 1) * difference.std(1, ddof=1),
         "squared distance of the mean to beta": [
-            np.sum((posterior(x, y, a)[0] - np.r_[0.0, [0.1] * 4, np.zeros(46)]) ** 2) for a in alphas
+            np.sum((posterior(x, y, a)[0] - np.r_[0.0, [0.1] * 4, np.zeros(46)]) ** 2)
+            for a in alphas
         ],
     }
 ).round(3)
@@ -313,7 +359,9 @@ CRITERIA = {
 def draw_curves():
     """Risk, and criteria less their minimum, along alpha."""
     table = tables["curves"]
-    figure, axes = plt.subplots(2, 2, figsize=(9.6, 6.6), sharex=True, layout="constrained")
+    figure, axes = plt.subplots(
+        2, 2, figsize=(9.6, 6.6), sharex=True, layout="constrained"
+    )
     for column, (data, title) in zip(axes.T, TITLES.items(), strict=True):
         for models, colour in (("average", "black"), ("ridge", "tab:brown")):
             part = cell(table, data, models)
@@ -330,9 +378,17 @@ def draw_curves():
         part = cell(table, data, "average").set_index("alpha")
         for k, (name, (words, colour, style)) in enumerate(CRITERIA.items()):
             shown = part[name] - part[name].min()
-            column[1].plot(shown.index, shown, style, color=colour, label=words if data == "wrong" else None)
+            column[1].plot(
+                shown.index,
+                shown,
+                style,
+                color=colour,
+                label=words if data == "wrong" else None,
+            )
             # Below the curves, as those that are flat near their least say little of where it is.
-            column[1].plot(shown.idxmin(), -8.0 - 6.0 * k, "^", color=colour, markersize=6)
+            column[1].plot(
+                shown.idxmin(), -8.0 - 6.0 * k, "^", color=colour, markersize=6
+            )
         column[0].set(xscale="log")
         plain_ticks(column[0], [0.001, 0.002, 0.005, 0.01, 0.02, 0.05])
         column[0].set_title(title, fontsize="medium")
@@ -341,9 +397,16 @@ def draw_curves():
         column[1].grid(alpha=0.3)
         column[0].set_ylim(0.001, 0.1)
     axes[0, 0].set_ylabel("excess risk, n = 100")
-    axes[1, 0].set_ylabel("criterion less its least, nats\n(average over models; triangle: its least)")
+    axes[1, 0].set_ylabel(
+        "criterion less its least, nats\n(average over models; triangle: its least)"
+    )
     axes[0, 0].legend(frameon=False, fontsize="small", loc="lower left")
-    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize="small")
+    figure.legend(
+        *axes[1, 0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=6,
+        fontsize="small",
+    )
     return figure
 
 
@@ -364,9 +427,16 @@ SAFE = [m for m in choices["method"].unique() if m.startswith("SafeBayes")]
 cost = cell(choices, "correct", "average")
 cost = cost[cost["method"].isin(SAFE)]
 shown = cost.assign(
-    ratio=[f"{r:.3f} ± {s:.3f}" for r, s in zip(cost["ratio"], cost["ratio_se"], strict=True)]
-).pivot_table(index="method", columns="n", values=["ratio", "at_one"], aggfunc="first", sort=False)
-shown.columns = [f"{'alpha = 1' if name == 'at_one' else name}, n = {n}" for name, n in shown.columns]
+    ratio=[
+        f"{r:.3f} ± {s:.3f}"
+        for r, s in zip(cost["ratio"], cost["ratio_se"], strict=True)
+    ]
+).pivot_table(
+    index="method", columns="n", values=["ratio", "at_one"], aggfunc="first", sort=False
+)
+shown.columns = [
+    f"{'alpha = 1' if name == 'at_one' else name}, n = {n}" for name, n in shown.columns
+]
 shown.reset_index().to_csv(options.output / "safe_bayes_cost.csv", index=False)
 print(shown.to_string())
 
@@ -381,14 +451,33 @@ print(shown.to_string())
 # %%
 blocks = tables["blocks"]
 named = blocks.replace(
-    {"loss": {"gibbs": "R-log", "plugin": "I-log"}, "rule": {"min": "minimum", "one_se": "one-SE"}}
+    {
+        "loss": {"gibbs": "R-log", "plugin": "I-log"},
+        "rule": {"min": "minimum", "one_se": "one-SE"},
+    }
 )
 named = named[
-    ["models", "loss", "rule", "spacing", "within_a_step", "log2_ratio", "log2_distance", "risk", "risk_n_refits"]
+    [
+        "models",
+        "loss",
+        "rule",
+        "spacing",
+        "within_a_step",
+        "log2_ratio",
+        "log2_distance",
+        "risk",
+        "risk_n_refits",
+    ]
 ].sort_values(["models", "loss", "rule"], kind="stable")
-named.round({"within_a_step": 2, "log2_ratio": 2, "log2_distance": 2, "risk": 4, "risk_n_refits": 4}).to_csv(
-    options.output / "safe_bayes_table_blocks.csv", index=False
-)
+named.round(
+    {
+        "within_a_step": 2,
+        "log2_ratio": 2,
+        "log2_distance": 2,
+        "risk": 4,
+        "risk_n_refits": 4,
+    }
+).to_csv(options.output / "safe_bayes_table_blocks.csv", index=False)
 print(named.round(4).to_string(index=False))
 
 # %% [markdown]
@@ -405,7 +494,9 @@ print(named.round(4).to_string(index=False))
 def model(x, y=None):
     """The ridge regression with its prior."""
     s2 = numpyro.sample("s2", dist.InverseGamma(1.0, 1 / 40))
-    coef = numpyro.sample("coef", dist.Normal(0.0, jnp.sqrt(s2)).expand([x.shape[1]]).to_event(1))
+    coef = numpyro.sample(
+        "coef", dist.Normal(0.0, jnp.sqrt(s2)).expand([x.shape[1]]).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ coef)
     with numpyro.plate("data", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, jnp.sqrt(s2)), obs=y)
@@ -437,7 +528,9 @@ for _, part in generic.groupby(["data", "seed"]):
     best = part["gibbs_exact"].idxmin()
     for name in ("gibbs", "gibbs_guide", "gibbs_exact"):
         centred.loc[part.index, name] -= part.loc[best, name]
-centred["off"] = (centred["gibbs"] - centred["gibbs_exact"]).abs() / centred["se"].where(centred["se"] > 0)
+centred["off"] = (centred["gibbs"] - centred["gibbs_exact"]).abs() / centred[
+    "se"
+].where(centred["se"] > 0)
 shown = centred.groupby(["data", "alpha"], sort=False).agg(
     library=("gibbs", "mean"),
     guide=("gibbs_guide", "mean"),
@@ -446,12 +539,14 @@ shown = centred.groupby(["data", "alpha"], sort=False).agg(
     largest_difference=("off", "max"),
 )
 shown.columns = shown.columns.str.replace("_", " ")
-shown.round({name: 2 if "difference" in name else 1 for name in shown}).reset_index().to_csv(
-    options.output / "safe_bayes_table_generic.csv", index=False
-)
+shown.round(
+    {name: 2 if "difference" in name else 1 for name in shown}
+).reset_index().to_csv(options.output / "safe_bayes_table_generic.csv", index=False)
 print(shown.round(2).to_string())
 each = generic.drop_duplicates(["data", "seed"])
-print(f"the same alpha on {(each['chosen'] == each['chosen_exact']).sum()} of {len(each)} data sets")
+print(
+    f"the same alpha on {(each['chosen'] == each['chosen_exact']).sum()} of {len(each)} data sets"
+)
 
 # %%
 if is_script:

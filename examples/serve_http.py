@@ -47,10 +47,18 @@ def rules(num_features):
     """The rule that decides, and its shadow, which forgets, with their starts; feature 0 is the intercept."""
     d = num_features + 1
     decides = nt.online.standardise(nt.online.rvga(), intercept=0)
-    shadow = nt.online.standardise(nt.online.rvga(forget=nt.online.power(0.99)), intercept=0)
+    shadow = nt.online.standardise(
+        nt.online.rvga(forget=nt.online.power(0.99)), intercept=0
+    )
     return {
-        "decides": (decides, decides.init(nt.families.FullRank(jnp.zeros(d), jnp.eye(d)))),
-        "shadow": (shadow, shadow.init(nt.families.MeanField(jnp.zeros(d), jnp.ones(d)))),
+        "decides": (
+            decides,
+            decides.init(nt.families.FullRank(jnp.zeros(d), jnp.eye(d))),
+        ),
+        "shadow": (
+            shadow,
+            shadow.init(nt.families.MeanField(jnp.zeros(d), jnp.ones(d))),
+        ),
     }
 
 
@@ -65,7 +73,12 @@ class Stream:
     """
 
     def __init__(self, folder, num_features, save_every=1000, sync=False):
-        self.folder, self.num_features, self.save_every, self.sync = Path(folder), num_features, save_every, sync
+        self.folder, self.num_features, self.save_every, self.sync = (
+            Path(folder),
+            num_features,
+            save_every,
+            sync,
+        )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = threading.Lock()
         one = np.ones(num_features + 1)
@@ -84,7 +97,9 @@ class Stream:
         self.total = dict.fromkeys(self.services, 0.0)
         self.position, self.num_rounds, self.num_rejected = 0, 0, 0
         journal = self.folder / "journal.jsonl"
-        lines = journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
+        lines = (
+            journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
+        )
         if lines and not lines[-1].endswith(b"\n"):
             # Of a request that was never answered.
             lines.pop()
@@ -97,12 +112,21 @@ class Stream:
 
     def saved(self):
         """The positions of saved states."""
-        return sorted(int(path.stem.split("-")[1]) for path in self.folder.glob("state-*.npz"))
+        return sorted(
+            int(path.stem.split("-")[1]) for path in self.folder.glob("state-*.npz")
+        )
 
     def save(self):
         """Write the state at this position, and remove the oldest."""
         tree = {name: service.state for name, service in self.services.items()}
-        numbers = np.array([self.num_rounds, self.num_rejected, *self.recent.values(), *self.total.values()])
+        numbers = np.array(
+            [
+                self.num_rounds,
+                self.num_rejected,
+                *self.recent.values(),
+                *self.total.values(),
+            ]
+        )
         nt.online.save(self.folder / f"state-{self.position}.npz", (tree, numbers))
         for position in self.saved()[:-NUM_STATES]:
             (self.folder / f"state-{position}.npz").unlink()
@@ -129,7 +153,9 @@ class Stream:
         """
         row = np.empty(self.num_features + 1)
         if np.shape(x) != (self.num_features,):
-            raise ValueError(f"x must have {self.num_features} numbers, got shape {np.shape(x)}.")
+            raise ValueError(
+                f"x must have {self.num_features} numbers, got shape {np.shape(x)}."
+            )
         row[0], row[1:] = 1.0, x
         return row
 
@@ -171,19 +197,29 @@ class Stream:
         with self.lock:
             probability = self.services["decides"].class_probabilities(self.row(x))[1]
             losses = self.write({"x": x, "y": y})
-            return {"position": self.position, "probability": float(probability), "losses": losses}
+            return {
+                "position": self.position,
+                "probability": float(probability),
+                "losses": losses,
+            }
 
     def predict(self, x):
         """The probability of 1, and mean and standard deviation of the predictor."""
         row, service = self.row(x), self.services["decides"]
         mean, variance = service.predict(row)
-        return {"probability": float(service.class_probabilities(row)[1]), "mean": mean, "sd": variance**0.5}
+        return {
+            "probability": float(service.class_probabilities(row)[1]),
+            "mean": mean,
+            "sd": variance**0.5,
+        }
 
     def rollback(self, position):
         """Go on from an older state; the journal says so, and has all requests still."""
         with self.lock:
             if position not in self.saved():
-                raise ValueError(f"there are states at {self.saved()}, got {position!r}.")
+                raise ValueError(
+                    f"there are states at {self.saved()}, got {position!r}."
+                )
             self.write({"load": position})
             # The older ones may go before the journal is read again.
             self.save()
@@ -200,7 +236,8 @@ class Stream:
                 "the source may have changed: the shadow, which forgets, is better": (
                     recent["shadow"] < 0.8 * recent["decides"]
                 ),
-                "more than one round in a hundred is rejected": self.num_rejected > 0.01 * count + 1,
+                "more than one round in a hundred is rejected": self.num_rejected
+                > 0.01 * count + 1,
             }
             return {
                 "position": self.position,
@@ -242,7 +279,11 @@ class Handler(BaseHTTPRequestHandler):
         """``/learn``, ``/predict`` and ``/rollback``."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         stream = self.server.stream
-        calls = {"/learn": stream.learn, "/predict": stream.predict, "/rollback": stream.rollback}
+        calls = {
+            "/learn": stream.learn,
+            "/predict": stream.predict,
+            "/rollback": stream.rollback,
+        }
         if self.path not in calls:
             self.answer(404, {"error": f"POST one of {list(calls)}"})
             return
@@ -267,12 +308,20 @@ def main():
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", required=True, help="of the journal and the states")
-    parser.add_argument("--num-features", type=int, required=True, help="without the intercept")
-    parser.add_argument("--save-every", type=int, default=1000, help="requests between saved states")
-    parser.add_argument("--sync", action="store_true", help="wait for the disk before each answer")
+    parser.add_argument(
+        "--num-features", type=int, required=True, help="without the intercept"
+    )
+    parser.add_argument(
+        "--save-every", type=int, default=1000, help="requests between saved states"
+    )
+    parser.add_argument(
+        "--sync", action="store_true", help="wait for the disk before each answer"
+    )
     parser.add_argument("--port", type=int, default=8000)
     args = parser.parse_args()
-    server = serve(Stream(args.folder, args.num_features, args.save_every, args.sync), args.port)
+    server = serve(
+        Stream(args.folder, args.num_features, args.save_every, args.sync), args.port
+    )
     print(f"port {server.server_address[1]}", flush=True)
     server.serve_forever()
 

@@ -9,7 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from sklearn.datasets import fetch_california_housing, fetch_covtype, fetch_openml, load_breast_cancer
+from sklearn.datasets import (
+    fetch_california_housing,
+    fetch_covtype,
+    fetch_openml,
+    load_breast_cancer,
+)
 
 
 class Stream(NamedTuple):
@@ -24,7 +29,9 @@ def toy(data_dir=None, seed=0, num_rounds=10_000):
     """Two Gaussian clouds with equal weights, x | y ~ N(y (1, 1), 2 I), y in {-1, 1}; a variant of CA19's."""
     rng = np.random.default_rng(seed)
     y = rng.choice([-1.0, 1.0], num_rounds)
-    return Stream(np.sqrt(2.0) * rng.normal(size=(num_rounds, 2)) + y[:, None], y, "hinge")
+    return Stream(
+        np.sqrt(2.0) * rng.normal(size=(num_rounds, 2)) + y[:, None], y, "hinge"
+    )
 
 
 def breast_cancer(data_dir=None):
@@ -40,7 +47,9 @@ def pima(data_dir=None):
     """Pima diabetes, 768 × 8: diabetes (1) or not (-1); zeros that stand for missing values are left."""
     if data_dir is None:
         data = fetch_openml("diabetes", version=1, as_frame=True)
-        return Stream(data.data.to_numpy(float), _signs(data.target == "tested_positive"), "hinge")
+        return Stream(
+            data.data.to_numpy(float), _signs(data.target == "tested_positive"), "hinge"
+        )
     x, y = _split(pd.read_csv(Path(data_dir) / "pima_diabetes.csv"))
     return Stream(x, _signs(y == 1), "hinge")
 
@@ -68,8 +77,12 @@ def boston(data_dir=None):
     """
     if data_dir is None:
         data = fetch_openml("boston", version=1, as_frame=True)
-        return Stream(data.data.astype(float).to_numpy(), data.target.to_numpy(float), "squared")
-    return Stream(*_split(pd.read_csv(Path(data_dir) / "boston_housing.csv")), "squared")
+        return Stream(
+            data.data.astype(float).to_numpy(), data.target.to_numpy(float), "squared"
+        )
+    return Stream(
+        *_split(pd.read_csv(Path(data_dir) / "boston_housing.csv")), "squared"
+    )
 
 
 def california(data_dir=None):
@@ -89,7 +102,9 @@ def california(data_dir=None):
             "Longitude": raw.longitude,
         }
     )
-    return Stream(x.to_numpy(float), raw.median_house_value.to_numpy(float) / 1e5, "squared")
+    return Stream(
+        x.to_numpy(float), raw.median_house_value.to_numpy(float) / 1e5, "squared"
+    )
 
 
 LOADERS = {

@@ -35,12 +35,21 @@ STYLES = {
 }
 WIDTHS = {"aggregate": 6.0}  # below all others
 LEFT = ("aggregate", "OGA", "SVA", "OGA-EL", "SVB")
-RIGHT = ("aggregate", *(name for name in STYLES if name not in (*LEFT, "best in hindsight")))
+RIGHT = (
+    "aggregate",
+    *(name for name in STYLES if name not in (*LEFT, "best in hindsight")),
+)
 FIRST_ROUND = 10
 GROUPS = {
     "hinge": ("toy", "breast cancer", "Pima", "Cover Type"),
     "squared": ("Boston", "California, linear", "California, network"),
-    "raw": ("breast cancer, raw", "Pima, raw", "Cover Type, raw", "Boston, raw", "California, linear, raw"),
+    "raw": (
+        "breast cancer, raw",
+        "Pima, raw",
+        "Cover Type, raw",
+        "Boston, raw",
+        "California, linear, raw",
+    ),
 }
 
 
@@ -54,7 +63,12 @@ def plain(value, _=None):
 def ticks(low, high, most):
     """Round numbers of a logarithmic axis, at least three of them if there are so many, and at most ``most``."""
     decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
-    for steps in ([1.0], [1.0, 3.0], [1.0, 2.0, 5.0], [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]):
+    for steps in (
+        [1.0],
+        [1.0, 3.0],
+        [1.0, 2.0, 5.0],
+        [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0],
+    ):
         at = np.outer(decades, steps).ravel()
         at = at[(at >= low) & (at <= high)]
         if len(at) >= 3:
@@ -71,7 +85,10 @@ def limits(curves, best, reach):
     ends = curves.iloc[-1]
     floor = best if np.isfinite(best) else curves.to_numpy().min()
     least = max(floor, ends.min())
-    top = min(1.15 * curves.loc[:, ends <= reach * least].to_numpy().max(), 3.0 * reach * least)
+    top = min(
+        1.15 * curves.loc[:, ends <= reach * least].to_numpy().max(),
+        3.0 * reach * least,
+    )
     return floor * (floor / top) ** 0.08, top
 
 
@@ -80,15 +97,27 @@ def draw_panel(ax, curves, best, rules, bounds):
     for name in rules:
         if name in curves:
             _, colour, dashes = STYLES[name]
-            ax.plot(curves.index, curves[name], color=colour, linestyle=dashes, linewidth=WIDTHS.get(name))
-    above = [name for name in rules if name in curves and curves[name].min() > bounds[1]]
+            ax.plot(
+                curves.index,
+                curves[name],
+                color=colour,
+                linestyle=dashes,
+                linewidth=WIDTHS.get(name),
+            )
+    above = [
+        name for name in rules if name in curves and curves[name].min() > bounds[1]
+    ]
     if rules is LEFT and "aggregate" in above:
-        above.remove("aggregate")  # named on the right, where there is no title beside it
+        above.remove(
+            "aggregate"
+        )  # named on the right, where there is no title beside it
     if np.isfinite(best):
         ax.axhline(best, color="black", linestyle=":")
     if above:
         ax.set_title("above: " + "; ".join(above), loc="right", fontsize=10)
-    ax.set(xscale="log", yscale="log", xlim=(FIRST_ROUND, curves.index[-1]), ylim=bounds)
+    ax.set(
+        xscale="log", yscale="log", xlim=(FIRST_ROUND, curves.index[-1]), ylim=bounds
+    )
     for axis, ends, most in ((ax.xaxis, ax.get_xlim(), 4), (ax.yaxis, bounds, 5)):
         axis.set_major_locator(FixedLocator(ticks(*ends, most)))
         axis.set_minor_locator(NullLocator())
@@ -106,7 +135,9 @@ def draw(curves, best, reach=100.0):
     Returns:
         The figure.
     """
-    figure, axes = plt.subplots(len(curves), 2, figsize=(6.4, 2.0 * len(curves) + 1.4), squeeze=False)
+    figure, axes = plt.subplots(
+        len(curves), 2, figsize=(6.4, 2.0 * len(curves) + 1.4), squeeze=False
+    )
     for (left, right), (stream, table) in zip(axes, curves.items(), strict=True):
         table = table[table.index >= FIRST_ROUND]
         bounds = limits(table, best[stream], reach)
@@ -117,14 +148,33 @@ def draw(curves, best, reach=100.0):
         right.tick_params(labelleft=False)
     for ax in axes[-1]:
         ax.set_xlabel("round")
-    present = {name for table in curves.values() for name in table} | {"best in hindsight"}
-    order = [name for name in (*LEFT[1:], "aggregate", "best in hindsight", *RIGHT[1:]) if name in present]
+    present = {name for table in curves.values() for name in table} | {
+        "best in hindsight"
+    }
+    order = [
+        name
+        for name in (*LEFT[1:], "aggregate", "best in hindsight", *RIGHT[1:])
+        if name in present
+    ]
     lines = [
-        Line2D([], [], color=STYLES[name][1], linestyle=STYLES[name][2], linewidth=WIDTHS.get(name))
+        Line2D(
+            [],
+            [],
+            color=STYLES[name][1],
+            linestyle=STYLES[name][2],
+            linewidth=WIDTHS.get(name),
+        )
         for name in order
     ]
     labels = [STYLES[name][0] for name in order]
-    figure.legend(lines, labels, loc="outside upper center", ncols=2, fontsize=10.5, columnspacing=1.0)
+    figure.legend(
+        lines,
+        labels,
+        loc="outside upper center",
+        ncols=2,
+        fontsize=10.5,
+        columnspacing=1.0,
+    )
     figure.get_layout_engine().set(wspace=0.06)
     return figure
 
@@ -160,11 +210,17 @@ def main():
     """Draw the figures of the tables in a folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     results = Path(__file__).resolve().parents[1] / "docs" / "results"
-    parser.add_argument("--output", type=Path, default=results, help="folder of the tables and figures")
+    parser.add_argument(
+        "--output", type=Path, default=results, help="folder of the tables and figures"
+    )
     folder = parser.parse_args().output
     plt.switch_backend("agg")
     plt.style.use("numpyro_tempered.plots.house")
-    draw_groups(pd.read_csv(folder / "figure1_losses.csv"), pd.read_csv(folder / "figure1_curves.csv"), folder)
+    draw_groups(
+        pd.read_csv(folder / "figure1_losses.csv"),
+        pd.read_csv(folder / "figure1_curves.csv"),
+        folder,
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ def pytest_configure(config):
     """Keep compiled programs between runs and between workers."""
     caches = config.pluginmanager.hasplugin("cacheprovider")
     quick_compilation.keep_programs(config.cache.mkdir("jax") if caches else None)
-    if not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", None):
+    if not hasattr(config, "workerinput") and getattr(
+        config.option, "numprocesses", None
+    ):
         stamp_notice_of_arviz()
 
 
@@ -60,7 +62,12 @@ def tiered(cases, *, unit):
     cases, unit = list(cases), list(unit)
     if absent := [case for case in unit if case not in cases]:
         raise ValueError(f"not among the cases: {absent}")
-    return [case if case in unit else pytest.param(*_arguments(case), marks=pytest.mark.full) for case in cases]
+    return [
+        case
+        if case in unit
+        else pytest.param(*_arguments(case), marks=pytest.mark.full)
+        for case in cases
+    ]
 
 
 def _arguments(case):
@@ -86,7 +93,9 @@ def memory_limit():
 def bounded_memory(memory_limit):
     """Programs of earlier modules are found again, until they take gigabytes."""
     yield
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
     if peak > memory_limit[0]:
         jax.clear_caches()
         # The process keeps what is freed and fills it again before it grows.
@@ -108,10 +117,22 @@ def named_axes():
     """Axes with data say what is on them, by a label or by words at their ticks; all are closed."""
     plt = pytest.importorskip("matplotlib.pyplot")
     yield
-    axes = [ax for number in plt.get_fignums() for ax in plt.figure(number).axes if ax.has_data()]
-    texts = [[axis.get_label(), *axis.get_ticklabels()] for ax in axes for axis in (ax.xaxis, ax.yaxis)]
+    axes = [
+        ax
+        for number in plt.get_fignums()
+        for ax in plt.figure(number).axes
+        if ax.has_data()
+    ]
+    texts = [
+        [axis.get_label(), *axis.get_ticklabels()]
+        for ax in axes
+        for axis in (ax.xaxis, ax.yaxis)
+    ]
     plt.close("all")
-    assert all(any(map(str.isalpha, "".join(text.get_text() for text in each))) for each in texts)
+    assert all(
+        any(map(str.isalpha, "".join(text.get_text() for text in each)))
+        for each in texts
+    )
 
 
 @pytest.fixture
@@ -136,5 +157,6 @@ def key():
 
 # A rule or model made inside vmap closes over a tracer, and the compiled loop is cached by it.
 closes_over_a_tracer = pytest.mark.skipif(
-    jax.config.jax_check_tracer_leaks, reason="the cache of compiled loops keeps what the rule closes over"
+    jax.config.jax_check_tracer_leaks,
+    reason="the cache of compiled loops keeps what the rule closes over",
 )

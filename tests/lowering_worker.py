@@ -34,7 +34,10 @@ class Watched:
     def __call__(self, *args, **kwargs):
         leaves, tree = jax.tree.flatten((args, kwargs))
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            shapes = [(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf for leaf in leaves]
+            shapes = [
+                (leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
+                for leaf in leaves
+            ]
             form = str((tree, shapes))
             if form not in self.seen:
                 self.seen.add(form)
@@ -55,7 +58,11 @@ def lower(name, jitted, args, kwargs):
 
 
 def watched_jit(function=None, **options):
-    return partial(watched_jit, **options) if function is None else Watched(function, **options)
+    return (
+        partial(watched_jit, **options)
+        if function is None
+        else Watched(function, **options)
+    )
 
 
 def stream():
@@ -90,7 +97,12 @@ def run_rules(nt):
     from test_families import UNBOXED, WORKING, loss_of, make_prior
 
     x, y = stream()
-    for name, family in [*WORKING, ("rvga", "MeanField"), ("rvga", "FullRank"), ("rvga", "LowRank")]:
+    for name, family in [
+        *WORKING,
+        ("rvga", "MeanField"),
+        ("rvga", "FullRank"),
+        ("rvga", "LowRank"),
+    ]:
         rule = nt.online.rvga() if name == "rvga" else UNBOXED[name]
         state = rule.init(make_prior(family))
         state, _ = nt.online.run(rule, loss_of(name), state, x, y)
@@ -118,12 +130,22 @@ def run_streams(nt):
         nt.online.robust(rule, 3.0),
     ]
     for each in (*wrapped, nt.online.with_average(nt.online.sva(0.1))):
-        nt.online.run_chunks(each, losses[0], each.init(prior), [(x, y)], progress_bar=False)
+        nt.online.run_chunks(
+            each, losses[0], each.init(prior), [(x, y)], progress_bar=False
+        )
     grid = nt.online.grid(nt.online.ngvi, step_size=[0.1, 1.0])
     aggregate = nt.online.aggregate(grid)
     nt.online.run(aggregate, losses[0], aggregate.init(prior), x, y)
-    for guide in ("AutoOnlineDiagonalNormal", "AutoOnlineMultivariateNormal", "AutoOnlineLowRankNormal"):
-        expectation = nt.expectations.gauss_hermite(predictor="eta") if "LowRank" in guide else None
+    for guide in (
+        "AutoOnlineDiagonalNormal",
+        "AutoOnlineMultivariateNormal",
+        "AutoOnlineLowRankNormal",
+    ):
+        expectation = (
+            nt.expectations.gauss_hermite(predictor="eta")
+            if "LowRank" in guide
+            else None
+        )
         online = nt.OnlineVI(regression, getattr(nt.guides, guide), rule, expectation)
         state, _ = online.run(jax.random.key(0), x, y)
         online.update(state, x, y)
@@ -132,17 +154,28 @@ def run_streams(nt):
 
 def run_svi(nt):
     """Batch fits of a NumPyro model, their ELBOs, comparison and ArviZ data."""
-    from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivariateNormal, AutoNormal
+    from numpyro.infer.autoguide import (
+        AutoLowRankMultivariateNormal,
+        AutoMultivariateNormal,
+        AutoNormal,
+    )
 
     x, y = stream()
     fits = {}
     for guide in (AutoNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal):
-        fits[guide.__name__] = nt.fit_svi(jax.random.key(0), regression, guide, x, y, alpha=0.5)
+        fits[guide.__name__] = nt.fit_svi(
+            jax.random.key(0), regression, guide, x, y, alpha=0.5
+        )
     nt.compare(fits)
     nt.loo(nt.to_inference_data(fits["AutoNormal"]))
     gauss_hermite = nt.expectations.gauss_hermite(predictor="eta")
-    for guide, expectation in ((AutoMultivariateNormal, None), (AutoNormal, gauss_hermite)):
-        nt.fit_gaussian(jax.random.key(0), regression, guide, x, y, expectation=expectation)
+    for guide, expectation in (
+        (AutoMultivariateNormal, None),
+        (AutoNormal, gauss_hermite),
+    ):
+        nt.fit_gaussian(
+            jax.random.key(0), regression, guide, x, y, expectation=expectation
+        )
     nt.linear_response(jax.random.key(2), fits["AutoNormal"])
     nt.sandwich(jax.random.key(3), fits["AutoNormal"])
 
@@ -178,10 +211,18 @@ def run_alpha(nt):
     ]
     for criterion in criteria:
         nt.select_alpha(
-            jax.random.key(0), regression, AutoMultivariateNormal, x, y, alphas=[0.25, 0.5], criterion=criterion
+            jax.random.key(0),
+            regression,
+            AutoMultivariateNormal,
+            x,
+            y,
+            alphas=[0.25, 0.5],
+            criterion=criterion,
         )
     nt.alpha.calibrated_powers(jax.random.key(0), regression, x, y)
-    nt.alpha.check_coverage(jax.random.key(0), regression, AutoMultivariateNormal, x, y, num_bootstrap=20)
+    nt.alpha.check_coverage(
+        jax.random.key(0), regression, AutoMultivariateNormal, x, y, num_bootstrap=20
+    )
 
 
 OPTIONS = {"num_components": 2, "num_restarts": 2, "max_iter": 5, "tolerance": 1e6}
@@ -192,7 +233,9 @@ def run_families(nt):
     from mixture_families import ALL, component_of, some_data
 
     for name in sorted(set(ALL) - {"product"}):
-        nt.mixtures.fit(jax.random.key(0), some_data(name), component_of(name), **OPTIONS)
+        nt.mixtures.fit(
+            jax.random.key(0), some_data(name), component_of(name), **OPTIONS
+        )
 
 
 def run_missing(nt):
@@ -210,7 +253,11 @@ def run_mixtures(nt):
     """Every function of mixtures, on one family."""
     from mixture_families import component_of, some_data
 
-    component, x, key = component_of("gaussian"), some_data("gaussian"), jax.random.key(0)
+    component, x, key = (
+        component_of("gaussian"),
+        some_data("gaussian"),
+        jax.random.key(0),
+    )
     fit = nt.mixtures.fit(key, x, component, **OPTIONS)
     nt.mixtures.predict(fit, x)
     nt.mixtures.log_predictive(fit, x)
@@ -218,9 +265,21 @@ def run_mixtures(nt):
     nt.mixtures.relabel(fit)
     nt.mixtures.fit_chunks(key, [x], component, **OPTIONS)
     nt.mixtures.em(key, x, component, num_components=2, num_restarts=2)
-    nt.mixtures.select_num_components(key, x, component, num_components=[1, 2], num_restarts=2, baselines=False)
-    nt.mixtures.fit_stochastic(key, [x], component, num_components=2, num_restarts=2, num_passes=1, batch_size=4)
-    nt.mixtures.fit(key, x, component, concentration=nt.mixtures.stick_breaking(1.0), **OPTIONS)
+    nt.mixtures.select_num_components(
+        key, x, component, num_components=[1, 2], num_restarts=2, baselines=False
+    )
+    nt.mixtures.fit_stochastic(
+        key,
+        [x],
+        component,
+        num_components=2,
+        num_restarts=2,
+        num_passes=1,
+        batch_size=4,
+    )
+    nt.mixtures.fit(
+        key, x, component, concentration=nt.mixtures.stick_breaking(1.0), **OPTIONS
+    )
 
 
 def run_matrices(nt):
@@ -237,9 +296,13 @@ def run_matrices(nt):
     holes[0, 0] = np.nan
     nt.ppca.fit(key, holes, num_factors=2, ard=False)
     nt.ppca.select_num_factors(key, x, num_factors=[0, 1, 2])
-    linear = nt.sparse.fit_linear(key, x, x[:, 0] + rng.normal(size=30), inclusion_prob=0.2, slab_scale=1.0)
+    linear = nt.sparse.fit_linear(
+        key, x, x[:, 0] + rng.normal(size=30), inclusion_prob=0.2, slab_scale=1.0
+    )
     nt.sparse.predict(linear, x)
-    logistic = nt.sparse.fit_logistic(key, x, (x[:, 0] > 0).astype(float), inclusion_prob=0.2, slab_scale=1.0)
+    logistic = nt.sparse.fit_logistic(
+        key, x, (x[:, 0] > 0).astype(float), inclusion_prob=0.2, slab_scale=1.0
+    )
     nt.sparse.predict_proba(key, logistic, x)
 
 

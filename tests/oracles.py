@@ -20,11 +20,22 @@ def tempered_normal_log_evidence(y, alpha, prior_mean, prior_sd, noise_sd):
     y = np.atleast_1d(np.asarray(y, float))
     n = y.size
     center = y.mean() if n else 0.0
-    constant = -0.5 * alpha * (n * np.log(2 * np.pi * noise_sd**2) + ((y - center) ** 2).sum() / noise_sd**2)
+    constant = (
+        -0.5
+        * alpha
+        * (
+            n * np.log(2 * np.pi * noise_sd**2)
+            + ((y - center) ** 2).sum() / noise_sd**2
+        )
+    )
     # What is left is a Gaussian integral over theta of exp(-k (center - theta)² / 2) times the prior.
     k = alpha * n / noise_sd**2
     inflation = 1 + k * prior_sd**2
-    return constant - 0.5 * np.log(inflation) - 0.5 * k * (center - prior_mean) ** 2 / inflation
+    return (
+        constant
+        - 0.5 * np.log(inflation)
+        - 0.5 * k * (center - prior_mean) ** 2 / inflation
+    )
 
 
 # Gaussians, one coordinate at a time.
@@ -75,7 +86,12 @@ def expected_scalar_loss(loss, slope, mean, sd, kinks=()):
     z, w = standard_nodes([(k - mean) / sd for k in kinks])
     u = mean + sd * z
     values, slopes = loss(u), slope(u)
-    return (w @ values, w @ (values * z) / sd, w @ (values * (z**2 - 1)) / (2 * sd**2), w @ slopes**2)
+    return (
+        w @ values,
+        w @ (values * z) / sd,
+        w @ (values * (z**2 - 1)) / (2 * sd**2),
+        w @ slopes**2,
+    )
 
 
 def expected_linear_loss(loss, slope, m, sigma, x, y, kinks=lambda y: ()):
@@ -100,7 +116,11 @@ def expected_linear_loss(loss, slope, m, sigma, x, y, kinks=lambda y: ()):
     for xi, yi in zip(np.atleast_2d(x), np.atleast_1d(y), strict=True):
         mean, sd = xi @ m, np.sqrt(((xi * sigma) ** 2).sum())
         value, d_mean, d_var, square = expected_scalar_loss(
-            lambda u, yi=yi: loss(u, yi), lambda u, yi=yi: slope(u, yi), mean, sd, kinks(yi)
+            lambda u, yi=yi: loss(u, yi),
+            lambda u, yi=yi: slope(u, yi),
+            mean,
+            sd,
+            kinks(yi),
         )
         at_mean += loss(np.asarray(mean), yi)
         expected += value
@@ -133,7 +153,9 @@ def _argmin(f, lower, upper, start):
         high = min(upper, start + width)
         if lower == 0 and low == 0:
             low = start / (1 + width) ** 2
-        if (low == lower or _derivative(f, low) < 0) and (high == upper or _derivative(f, high) > 0):
+        if (low == lower or _derivative(f, low) < 0) and (
+            high == upper or _derivative(f, high) > 0
+        ):
             break
         width *= 4
         if width > 1e30:
@@ -142,7 +164,9 @@ def _argmin(f, lower, upper, start):
         return low
     if high == upper and _derivative(f, high) <= 0:
         return high
-    return brentq(lambda v: _derivative(f, v), low, high, xtol=1e-15, rtol=1e-14, maxiter=500)
+    return brentq(
+        lambda v: _derivative(f, v), low, high, xtol=1e-15, rtol=1e-14, maxiter=500
+    )
 
 
 def _kl_in_loc(m, m0, s):
@@ -155,34 +179,65 @@ def _kl_in_scale(sigma, s):
     return np.log(s / sigma) + sigma**2 / (2 * s**2)
 
 
-def argmin_source(g_m, g_sigma, anchor_loc, anchor_scale, step_size, box_loc=np.inf, box_scale=np.inf):
+def argmin_source(
+    g_m, g_sigma, anchor_loc, anchor_scale, step_size, box_loc=np.inf, box_scale=np.inf
+):
     """Argmin over mu = (m, sigma) in the box of <g, mu> + KL(q_mu, anchor) / step_size.
 
     Objective (6) with summed gradients and the prior, (7) with one gradient and the current q.
     """
     arrays = (g_m, g_sigma, anchor_loc, anchor_scale, step_size, box_loc, box_scale)
     locs, scales = [], []
-    for gm, gs, ma, sa, eta, bl, bs in np.broadcast(*(np.asarray(a, float) for a in arrays)):
+    for gm, gs, ma, sa, eta, bl, bs in np.broadcast(
+        *(np.asarray(a, float) for a in arrays)
+    ):
         locs.append(
-            _argmin(lambda m, gm=gm, ma=ma, sa=sa, eta=eta: gm * m + _kl_in_loc(m, ma, sa) / eta, -bl, bl, ma)
+            _argmin(
+                lambda m, gm=gm, ma=ma, sa=sa, eta=eta: (
+                    gm * m + _kl_in_loc(m, ma, sa) / eta
+                ),
+                -bl,
+                bl,
+                ma,
+            )
         )
         scales.append(
-            _argmin(lambda v, gs=gs, sa=sa, eta=eta: gs * v + _kl_in_scale(v, sa) / eta, 0.0, bs, min(sa, bs))
+            _argmin(
+                lambda v, gs=gs, sa=sa, eta=eta: gs * v + _kl_in_scale(v, sa) / eta,
+                0.0,
+                bs,
+                min(sa, bs),
+            )
         )
     return np.array(locs), np.array(scales)
 
 
-def argmin_source_to_prior(g_m, g_sigma, current, prior, step_size, evidence, box_loc=np.inf, box_scale=np.inf):
+def argmin_source_to_prior(
+    g_m, g_sigma, current, prior, step_size, evidence, box_loc=np.inf, box_scale=np.inf
+):
     """Objective (8) in mu = (m, sigma): <g, mu> + KL(q_mu, prior) / evidence + KL(q_mu, current) / step_size."""
-    rows = np.broadcast(*(np.asarray(a, float) for a in (g_m, g_sigma, *current, *prior, box_loc, box_scale)))
+    rows = np.broadcast(
+        *(
+            np.asarray(a, float)
+            for a in (g_m, g_sigma, *current, *prior, box_loc, box_scale)
+        )
+    )
     locs, scales = [], []
     for gm, gs, mt, st, m0, s0, bl, bs in rows:
 
         def in_loc(m, gm=gm, mt=mt, st=st, m0=m0, s0=s0):
-            return gm * m + _kl_in_loc(m, mt, st) / step_size + _kl_in_loc(m, m0, s0) / evidence
+            return (
+                gm * m
+                + _kl_in_loc(m, mt, st) / step_size
+                + _kl_in_loc(m, m0, s0) / evidence
+            )
 
         def in_scale(v, gs=gs, st=st, s0=s0):
-            return gs * v + _kl_in_scale(v, st) / step_size + _kl_in_scale(v, s0) / evidence
+            return (
+                gs * v
+                + _kl_in_scale(v, st) / step_size
+                + _kl_in_scale(v, s0) / evidence
+            )
 
         locs.append(_argmin(in_loc, -bl, bl, mt))
         scales.append(_argmin(in_scale, 0.0, bs, min(st, bs)))
@@ -206,16 +261,31 @@ def argmin_expectation(
     mu = (E theta, E theta²) = (m, m² + sigma²). By the chain rule through m and sigma² = mu_2 - mu_1², the
     gradient in mu is (g_m - 2 m_t g_v, g_v).
     """
-    arrays = (g_m, g_v, current_loc, current_scale, prior_loc, prior_scale, box_loc, box_scale)
+    arrays = (
+        g_m,
+        g_v,
+        current_loc,
+        current_scale,
+        prior_loc,
+        prior_scale,
+        box_loc,
+        box_scale,
+    )
     locs, scales = [], []
-    for gm, gv, mt, st, m0, s, bl, bs in np.broadcast(*(np.asarray(a, float) for a in arrays)):
+    for gm, gv, mt, st, m0, s, bl, bs in np.broadcast(
+        *(np.asarray(a, float) for a in arrays)
+    ):
 
         def in_loc(m, gm=gm, gv=gv, mt=mt, st=st, m0=m0, s=s):
             held = _kl_in_loc(m, m0, s) / evidence + _kl_in_loc(m, mt, st) / step_size
             return (gm - 2 * mt * gv) * m + gv * m**2 + held
 
         def in_scale(v, gv=gv, st=st, s=s):
-            return gv * v**2 + _kl_in_scale(v, s) / evidence + _kl_in_scale(v, st) / step_size
+            return (
+                gv * v**2
+                + _kl_in_scale(v, s) / evidence
+                + _kl_in_scale(v, st) / step_size
+            )
 
         locs.append(_argmin(in_loc, -bl, bl, np.clip(mt, -bl, bl)))
         scales.append(_argmin(in_scale, 0.0, bs, min(st, bs)))
@@ -228,7 +298,9 @@ def linear_posterior(x, y, noise_variance, prior_loc, prior_scale):
     prior_precision = np.diag(np.asarray(prior_scale, float) ** -2)
     precision = prior_precision + x.T @ x / noise_variance
     covariance = np.linalg.inv(precision)
-    return covariance @ (prior_precision @ np.asarray(prior_loc, float) + x.T @ y / noise_variance), covariance
+    return covariance @ (
+        prior_precision @ np.asarray(prior_loc, float) + x.T @ y / noise_variance
+    ), covariance
 
 
 # Losses of a linear predictor as (loss, slope, kinks).
@@ -250,8 +322,16 @@ LINEAR_LOSSES = {
     ),
     "squared": (lambda u, y: (y - u) ** 2, lambda u, y: -2 * (y - u), lambda y: ()),
     "half_squared": (lambda u, y: 0.5 * (y - u) ** 2, lambda u, y: u - y, lambda y: ()),
-    "logistic": (lambda u, y: softplus(-y * u), lambda u, y: -y * sigmoid(-y * u), lambda y: ()),
-    "polynomial": (lambda u, y: 0.1 * u**6 - u**3 + y * u, lambda u, y: 0.6 * u**5 - 3 * u**2 + y, lambda y: ()),
+    "logistic": (
+        lambda u, y: softplus(-y * u),
+        lambda u, y: -y * sigmoid(-y * u),
+        lambda y: (),
+    ),
+    "polynomial": (
+        lambda u, y: 0.1 * u**6 - u**3 + y * u,
+        lambda u, y: 0.6 * u**5 - 3 * u**2 + y,
+        lambda y: (),
+    ),
     "pinball": (
         lambda u, y: np.where(y > u, 0.3 * (y - u), 0.7 * (u - y)),
         lambda u, y: np.where(y > u, -0.3, 0.7),
@@ -261,19 +341,31 @@ LINEAR_LOSSES = {
 
 
 LINEAR_LOSSES |= {
-    "absolute": (lambda u, y: np.abs(y - u), lambda u, y: -np.sign(y - u), lambda y: (y,)),
+    "absolute": (
+        lambda u, y: np.abs(y - u),
+        lambda u, y: -np.sign(y - u),
+        lambda y: (y,),
+    ),
     "quantile_90": (
         lambda u, y: np.where(y > u, 0.9 * (y - u), 0.1 * (u - y)),
         lambda u, y: np.where(y > u, -0.9, 0.1),
         lambda y: (y,),
     ),
-    "gaussian": (lambda u, y: -log_normal_density(y, u, 1.7), lambda u, y: (u - y) / 1.7**2, lambda y: ()),
+    "gaussian": (
+        lambda u, y: -log_normal_density(y, u, 1.7),
+        lambda u, y: (u - y) / 1.7**2,
+        lambda y: (),
+    ),
     "poisson": (
         lambda u, y: np.exp(u) - y * u + sum(np.log(np.arange(1, y + 1))),
         lambda u, y: np.exp(u) - y,
         lambda y: (),
     ),
-    "probit": (lambda u, y: -log_ndtr(y * u), lambda u, y: -y * hazard(-y * u), lambda y: ()),
+    "probit": (
+        lambda u, y: -log_ndtr(y * u),
+        lambda u, y: -y * hazard(-y * u),
+        lambda y: (),
+    ),
     # Student's t with 4 degrees of freedom and unit scale, up to its constant: not convex.
     "student": (
         lambda u, y: 2.5 * np.log1p((y - u) ** 2 / 4),
@@ -293,11 +385,21 @@ def expected_full_loss(loss, slope, m, covariance, x, y, kinks=lambda y: ()):
 
     ``grad_var`` and ``fisher`` are matrices ``(d, d)``.
     """
-    out = {"at_mean": 0.0, "expected": 0.0, "grad_loc": 0.0, "grad_var": 0.0, "fisher": 0.0}
+    out = {
+        "at_mean": 0.0,
+        "expected": 0.0,
+        "grad_loc": 0.0,
+        "grad_var": 0.0,
+        "fisher": 0.0,
+    }
     for xi, yi in zip(np.asarray(x, float), np.asarray(y, float), strict=True):
         mean, sd = xi @ m, np.sqrt(xi @ covariance @ xi)
         value, d_mean, d_var, square = expected_scalar_loss(
-            lambda u, yi=yi: loss(u, yi), lambda u, yi=yi: slope(u, yi), mean, sd, kinks(yi)
+            lambda u, yi=yi: loss(u, yi),
+            lambda u, yi=yi: slope(u, yi),
+            mean,
+            sd,
+            kinks(yi),
         )
         out["at_mean"] += float(loss(np.asarray(mean), yi))
         out["expected"] += value
@@ -335,8 +437,15 @@ def expected_outputs_loss(loss, slope, mean, covariance, step=0.4, width=8.0):
     score = np.linalg.solve(factor.T, z.T).T
     values, slopes = loss(u), slope(u)
     precision = np.linalg.inv(covariance)
-    second = np.einsum("m,mi,mj->ij", w * values, score, score) - (w @ values) * precision
-    return w @ values, score.T @ (w * values), 0.5 * second, np.einsum("m,mi,mj->ij", w, slopes, slopes)
+    second = (
+        np.einsum("m,mi,mj->ij", w * values, score, score) - (w @ values) * precision
+    )
+    return (
+        w @ values,
+        score.T @ (w * values),
+        0.5 * second,
+        np.einsum("m,mi,mj->ij", w, slopes, slopes),
+    )
 
 
 def expected_linear_outputs_loss(loss, slope, m, covariance, x, y, num_outputs):
@@ -344,7 +453,13 @@ def expected_linear_outputs_loss(loss, slope, m, covariance, x, y, num_outputs):
 
     As ``expected_full_loss``, with ``loss(u, y)`` and ``slope(u, y)`` of predictors ``(..., K)``.
     """
-    out = {"at_mean": 0.0, "expected": 0.0, "grad_loc": 0.0, "grad_var": 0.0, "fisher": 0.0}
+    out = {
+        "at_mean": 0.0,
+        "expected": 0.0,
+        "grad_loc": 0.0,
+        "grad_var": 0.0,
+        "fisher": 0.0,
+    }
     for xi, yi in zip(np.asarray(x, float), y, strict=True):
         jacobian = np.kron(np.eye(num_outputs), xi)
         value, d_mean, d_cov, square = expected_outputs_loss(

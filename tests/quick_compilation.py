@@ -19,7 +19,10 @@ def set_flags():
     jax.config.update("jax_traceback_in_locations_limit", 0)
     if "XLA_FLAGS" in os.environ:
         return
-    flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    flags = [
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    ]
     # Parts to compile side by side are a tenth of the work, where there are as many workers as cores.
     flags.append("--xla_cpu_parallel_codegen_split_count=1")
     if OLD:

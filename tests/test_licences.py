@@ -6,9 +6,12 @@ import re
 import pytest
 
 PERMISSIVE = re.compile(
-    r"Apache|BSD|MIT|PSF|Python Software Foundation|MPL-2\.0|Zlib|ISC|HPND|Unlicense", re.IGNORECASE
+    r"Apache|BSD|MIT|PSF|Python Software Foundation|MPL-2\.0|Zlib|ISC|HPND|Unlicense",
+    re.IGNORECASE,
 )
-COPYLEFT = re.compile(r"\b(?:A|L)?GPL|GNU|EUPL|SSPL|CC-BY-NC|Proprietary", re.IGNORECASE)
+COPYLEFT = re.compile(
+    r"\b(?:A|L)?GPL|GNU|EUPL|SSPL|CC-BY-NC|Proprietary", re.IGNORECASE
+)
 
 
 def name_of(requirement):
@@ -32,9 +35,17 @@ def installed(name, seen):
 
 def licence_of(metadata):
     """What a distribution says: its expression, its classifiers, and the first lines of its licence."""
-    classifiers = [line for line in metadata.get_all("Classifier") or [] if line.startswith("License ::")]
+    classifiers = [
+        line
+        for line in metadata.get_all("Classifier") or []
+        if line.startswith("License ::")
+    ]
     return " | ".join(
-        [metadata.get("License-Expression") or "", *classifiers, (metadata.get("License") or "")[:200]]
+        [
+            metadata.get("License-Expression") or "",
+            *classifiers,
+            (metadata.get("License") or "")[:200],
+        ]
     )
 
 
@@ -46,14 +57,22 @@ def test_the_dependencies_are_seen():
 
 
 def is_permissive(licence):
-    return not COPYLEFT.search(licence) and bool(PERMISSIVE.search(licence) or "Copyright" in licence)
+    return not COPYLEFT.search(licence) and bool(
+        PERMISSIVE.search(licence) or "Copyright" in licence
+    )
 
 
 def test_licences_are_permissive():
     licences = {name: licence_of(metadata) for name, metadata in NEEDED.items()}
-    assert not {name: licence for name, licence in licences.items() if not is_permissive(licence)}
+    assert not {
+        name: licence
+        for name, licence in licences.items()
+        if not is_permissive(licence)
+    }
 
 
-@pytest.mark.parametrize("licence", ["GPL-3.0-or-later", "License :: OSI Approved :: GNU Affero", "LGPL-2.1"])
+@pytest.mark.parametrize(
+    "licence", ["GPL-3.0-or-later", "License :: OSI Approved :: GNU Affero", "LGPL-2.1"]
+)
 def test_copyleft_is_seen(licence):
     assert COPYLEFT.search(licence)

@@ -24,7 +24,8 @@ GROUPS = {
     "nuts": {"functools.potential_energy", "numpyro.util"},
     "alpha": {"numpyro_tempered.core.programs"},
     "mixtures": {
-        f"numpyro_tempered.mixtures.{name}" for name in ("array", "chunks", "predict", "fit_stochastic")
+        f"numpyro_tempered.mixtures.{name}"
+        for name in ("array", "chunks", "predict", "fit_stochastic")
     },
     "families": {"numpyro_tempered.mixtures.array"},
     "missing": {"numpyro_tempered.mixtures.array"},
@@ -38,10 +39,15 @@ def lowered(group):
     # The options of pytest's own cache of programs.
     cache = jax.config.jax_compilation_cache_dir
     if cache:
-        environment |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        environment |= {
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
         environment |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     command = [sys.executable, str(HERE / "lowering_worker.py"), group, *PLATFORMS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -52,7 +58,9 @@ def test_programs_lower_for_gpu_and_tpu(group):
     outcome = lowered(group)
     assert outcome["errors"] == {}
     found = set(outcome["lowered"])
-    assert all(any(name.startswith(module) for name in found) for module in GROUPS[group]), sorted(found)
+    assert all(
+        any(name.startswith(module) for name in found) for module in GROUPS[group]
+    ), sorted(found)
 
 
 @pytest.mark.full

@@ -48,7 +48,9 @@ def nuts(model, key, data):
 
 
 def svi(model, key, data):
-    result = SVI(model, AutoNormal(model), Adam(0.05), Trace_ELBO()).run(key, 20, data, progress_bar=False)
+    result = SVI(model, AutoNormal(model), Adam(0.05), Trace_ELBO()).run(
+        key, 20, data, progress_bar=False
+    )
     return {**result.params, "losses": result.losses}
 
 
@@ -59,7 +61,9 @@ def assert_same(got, expected):
 
 
 RUNS = [(location, nuts), (location, svi)]
-SLOW_RUNS = [(model, run) for model in (logistic, hierarchical, mixture) for run in (nuts, svi)]
+SLOW_RUNS = [
+    (model, run) for model in (logistic, hierarchical, mixture) for run in (nuts, svi)
+]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,9 @@ SLOW_RUNS = [(model, run) for model in (logistic, hierarchical, mixture) for run
     [*RUNS, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_RUNS)],
     ids=lambda f: f.__name__,
 )
-def test_runs_at_alpha_one_are_bitwise_those_of_the_undecorated_model(model, run, key, data):
+def test_runs_at_alpha_one_are_bitwise_those_of_the_undecorated_model(
+    model, run, key, data
+):
     small = {name: value[:50] for name, value in data.items()}
     plain = run(model, key, small)
     assert_same(run(nt.temper(model, alpha=1.0), key, small), plain)
@@ -76,7 +82,11 @@ def test_runs_at_alpha_one_are_bitwise_those_of_the_undecorated_model(model, run
 
 
 def lowered(model, data):
-    return jax.jit(energy_and_gradient(model)).lower(unconstrained_point(model, data), data).as_text()
+    return (
+        jax.jit(energy_and_gradient(model))
+        .lower(unconstrained_point(model, data), data)
+        .as_text()
+    )
 
 
 @pytest.mark.parametrize("model", WORKLOADS.values(), ids=WORKLOADS)
@@ -93,11 +103,15 @@ def test_gradient_takes_no_more_operations(model, data):
     assert plain > NUM_DATA
     tempered = flops(gradient(nt.temper(model, ALPHA)), point, data)
     # XLA of older jax leaves the constant factor of one gradient a multiplication of its own.
-    assert tempered <= (1.01 * plain if jax.__version_info__ >= (0, 10) else plain + NUM_DATA + SLACK)
+    assert tempered <= (
+        1.01 * plain if jax.__version_info__ >= (0, 10) else plain + NUM_DATA + SLACK
+    )
 
 
 @pytest.mark.parametrize("model", [location, poisson], ids=lambda f: f.__name__)
-def test_energy_takes_one_multiplication_more_a_datum_as_numpyro_scale_does(model, data):
+def test_energy_takes_one_multiplication_more_a_datum_as_numpyro_scale_does(
+    model, data
+):
     point = unconstrained_point(model, data)
     plain, tempered, scaled = (
         flops(energy_and_gradient(m), point, data)
@@ -110,7 +124,9 @@ def test_energy_takes_one_multiplication_more_a_datum_as_numpyro_scale_does(mode
 
 
 @pytest.mark.parametrize(
-    "model", [location, pytest.param(poisson, marks=pytest.mark.slow)], ids=lambda f: f.__name__
+    "model",
+    [location, pytest.param(poisson, marks=pytest.mark.slow)],
+    ids=lambda f: f.__name__,
 )
 def test_svi_update_takes_one_multiplication_more_a_datum(model, data):
     counts = []
@@ -136,7 +152,9 @@ def lowering_seconds(models, data, repeats):
 
 @pytest.mark.parametrize("model", [location, hierarchical], ids=lambda f: f.__name__)
 def test_tracing_takes_at_most_half_as_long_again(model, data):
-    plain, tempered = lowering_seconds([model, nt.temper(model, ALPHA)], data, repeats=9)
+    plain, tempered = lowering_seconds(
+        [model, nt.temper(model, ALPHA)], data, repeats=9
+    )
     assert tempered <= 1.5 * plain
 
 

@@ -27,7 +27,9 @@ LAYERS = [
     ["mixtures", "ppca"],
     ["plots", "estimators"],
 ]
-RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name in layer)}
+RANK = {
+    name: rank for rank, name in enumerate(name for layer in LAYERS for name in layer)
+}
 # What needs no NumPyro; components of mixtures hand out its distributions as values.
 PURE = ("core/", "gaussian/", "online/", "theory/bounds/", "ppca/")
 # In these rooms the one module that speaks it.
@@ -64,7 +66,10 @@ def identify(path):
 
 
 def is_type_checking(node):
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    return isinstance(node, ast.If) and ast.unparse(node.test) in (
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    )
 
 
 @functools.cache
@@ -86,13 +91,19 @@ def imports(path, *, inside_functions):
             found += [f"{node.module}.{alias.name}" for alias in node.names]
         if is_type_checking(node):
             continue
-        if inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if inside_functions or not isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+        ):
             nodes += ast.iter_child_nodes(node)
     return found
 
 
 def outside(names):
-    return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"numpyro_tempered"}
+    return (
+        {name.split(".")[0] for name in names}
+        - set(sys.stdlib_module_names)
+        - {"numpyro_tempered"}
+    )
 
 
 def test_the_parser_finds_imports(tmp_path):
@@ -106,7 +117,9 @@ def test_the_parser_finds_imports(tmp_path):
 
 
 def rooms_of(names):
-    return {name.split(".")[1] for name in names if name.startswith("numpyro_tempered.")}
+    return {
+        name.split(".")[1] for name in names if name.startswith("numpyro_tempered.")
+    }
 
 
 @functools.cache
@@ -126,7 +139,9 @@ def floors():
     floor = {}
     for layer in LAYERS:
         for room in layer:
-            floor[room] = 1 + max((floor[below] for above, below in arrows() if above == room), default=0)
+            floor[room] = 1 + max(
+                (floor[below] for above, below in arrows() if above == room), default=0
+            )
     return floor
 
 
@@ -135,7 +150,9 @@ def test_every_room_has_a_layer():
 
 
 def test_the_house_is_small():
-    assert len([entry for entry in PACKAGE.iterdir() if entry.name != "__pycache__"]) <= 15
+    assert (
+        len([entry for entry in PACKAGE.iterdir() if entry.name != "__pycache__"]) <= 15
+    )
     assert [path.name for path in PACKAGE.glob("*.py")] == ["__init__.py"]
     # The face of the package stands on a floor of its own, with an arrow to every room.
     assert max(floors().values()) + 1 <= 10
@@ -166,27 +183,44 @@ def foreign_imports(path):
 
 
 def test_modules_import_jax_numpy_and_numpyro_alone():
-    assert not {identify(path): names for path in BELOW_INIT if (names := foreign_imports(path))}
+    assert not {
+        identify(path): names for path in BELOW_INIT if (names := foreign_imports(path))
+    }
 
 
 FAMILIES = {"MeanField", "FullRank", "LowRank", "SpikeSlab", "GaussianMixture"}
 # Guides that stand for a family, and the fields that tell one from another.
-GUIDES = {"AutoOnlineDiagonalNormal", "AutoOnlineMultivariateNormal", "AutoOnlineLowRankNormal"}
-FIELDS = {"scale", "factor", "scale_tril", "precision_diag", "precision_factor", "probs"}
+GUIDES = {
+    "AutoOnlineDiagonalNormal",
+    "AutoOnlineMultivariateNormal",
+    "AutoOnlineLowRankNormal",
+}
+FIELDS = {
+    "scale",
+    "factor",
+    "scale_tril",
+    "precision_diag",
+    "precision_factor",
+    "probs",
+}
 
 
 def family_questions(tree):
     """Lines that ask of which family a value is: by its type, by a field, or by its guide."""
 
     def names(node):
-        return {getattr(part, "attr", getattr(part, "id", "")) for part in ast.walk(node)}
+        return {
+            getattr(part, "attr", getattr(part, "id", "")) for part in ast.walk(node)
+        }
 
     def strings(node):
         return {getattr(part, "value", "") for part in ast.walk(node)}
 
     for node in ast.walk(tree):
         called = getattr(getattr(node, "func", None), "id", "")
-        if called in ("isinstance", "issubclass") or isinstance(node, ast.Compare | ast.MatchClass):
+        if called in ("isinstance", "issubclass") or isinstance(
+            node, ast.Compare | ast.MatchClass
+        ):
             asks = names(node) & (FAMILIES | GUIDES)
             asks |= strings(node) & FIELDS if "_fields" in names(node) else set()
         else:
@@ -196,8 +230,16 @@ def family_questions(tree):
 
 
 def test_only_the_families_know_which_family_it_is():
-    others = [path for path in BELOW_INIT if not identify(path).startswith("gaussian/families/")]
-    assert not {identify(path): lines for path in others if (lines := list(family_questions(parse(path))))}
+    others = [
+        path
+        for path in BELOW_INIT
+        if not identify(path).startswith("gaussian/families/")
+    ]
+    assert not {
+        identify(path): lines
+        for path in others
+        if (lines := list(family_questions(parse(path))))
+    }
 
 
 def test_questions_about_the_family_are_found():
@@ -213,7 +255,11 @@ def test_questions_about_the_family_are_found():
     )
     for question in questions:
         assert list(family_questions(ast.parse(question))), question
-    assert not list(family_questions(ast.parse("isinstance(x, Rows), hasattr(q, 'loc'), MeanField(loc, scale)")))
+    assert not list(
+        family_questions(
+            ast.parse("isinstance(x, Rows), hasattr(q, 'loc'), MeanField(loc, scale)")
+        )
+    )
 
 
 IMPORT_PROBE = """
@@ -230,7 +276,9 @@ assert jax._src.xla_bridge._backends
 
 
 def test_import_is_light_and_touches_no_device():
-    done = subprocess.run([sys.executable, "-c", IMPORT_PROBE], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_PROBE], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -242,7 +290,9 @@ def members(module):
     return [
         name
         for name, value in vars(module).items()
-        if kind(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if kind(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
     ]
 
 
@@ -252,7 +302,9 @@ def public():
     for name in nt.__all__:
         value = getattr(nt, name)
         if inspect.ismodule(value):
-            objects |= {f"{name}.{inner}": getattr(value, inner) for inner in members(value)}
+            objects |= {
+                f"{name}.{inner}": getattr(value, inner) for inner in members(value)
+            }
         else:
             objects[name] = value
     return objects
@@ -266,7 +318,9 @@ def is_record(value):
     return inspect.isclass(value) and issubclass(value, tuple)
 
 
-@pytest.mark.parametrize("module", [nt, nt.expectations, nt.families, nt.online], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [nt, nt.expectations, nt.families, nt.online], ids=lambda m: m.__name__
+)
 def test_all_is_sorted_and_exists(module):
     assert module.__all__ == sorted(module.__all__)
     for name in module.__all__:
@@ -274,7 +328,13 @@ def test_all_is_sorted_and_exists(module):
 
 
 def test_public_names_are_found():
-    assert {"temper", "compare", "online.ngvi", "optim.SVB", "guides.AutoOnlineDiagonalNormal"} <= set(PUBLIC)
+    assert {
+        "temper",
+        "compare",
+        "online.ngvi",
+        "optim.SVB",
+        "guides.AutoOnlineDiagonalNormal",
+    } <= set(PUBLIC)
     assert {"plots.plot_regret", "families.MeanField"} <= set(PUBLIC)
     assert not {"guides.prior_moments", "optim.AutoOnlineDiagonalNormal"} & set(PUBLIC)
 
@@ -282,7 +342,9 @@ def test_public_names_are_found():
 def test_public_callables_have_an_example():
     callables = {name: value for name, value in PUBLIC.items() if not is_record(value)}
     assert len(callables) > 200
-    assert not [name for name, value in callables.items() if ">>>" not in inspect.getdoc(value)]
+    assert not [
+        name for name, value in callables.items() if ">>>" not in inspect.getdoc(value)
+    ]
 
 
 def test_records_document_every_field():
@@ -301,7 +363,10 @@ SIGNATURES = Path(__file__).with_name("signatures.txt")
 
 def signature(value):
     """Names and defaults of the parameters, without types and without places in memory."""
-    parameters = [p.replace(annotation=p.empty) for p in inspect.signature(value).parameters.values()]
+    parameters = [
+        p.replace(annotation=p.empty)
+        for p in inspect.signature(value).parameters.values()
+    ]
     bare = inspect.Signature(parameters)
     return re.sub(r"<function (\S+) at 0x\w+>", r"<\1>", str(bare))
 

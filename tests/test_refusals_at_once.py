@@ -40,7 +40,9 @@ def unfitted(guide=AutoNormal, of=model):
 
 
 def fit_mixture(**options):
-    return nt.mixtures.fit(KEY, np.arange(8.0).reshape(4, 2), GAUSSIAN, **({"num_components": 2} | options))
+    return nt.mixtures.fit(
+        KEY, np.arange(8.0).reshape(4, 2), GAUSSIAN, **({"num_components": 2} | options)
+    )
 
 
 def of_ivon(order):
@@ -61,7 +63,9 @@ CASES = {
         "^x must be real numbers, got dtype complex128, such as '1j'. Pass real and imaginary parts, or absolute",
     ),
     "a mixture of objects": (
-        lambda: nt.mixtures.fit(KEY, np.array([[object()], [2.0]]), GAUSSIAN, num_components=2),
+        lambda: nt.mixtures.fit(
+            KEY, np.array([[object()], [2.0]]), GAUSSIAN, num_components=2
+        ),
         TypeError,
         r"^gaussian: the data must be real numbers, got dtype object, .*\. Encode them as real numbers\.$",
     ),
@@ -96,17 +100,23 @@ CASES = {
         r"^x must have shape \(d,\) or \(T, d\), got \(2, 3, 4\)\.$",
     ),
     "a Lipschitz constant of batches, of squared losses": (
-        lambda: nt.bounds.lipschitz_squared(np.ones((2, 3, 4)), np.ones(3), nt.online.Box(loc=1.0, scale=1.0)),
+        lambda: nt.bounds.lipschitz_squared(
+            np.ones((2, 3, 4)), np.ones(3), nt.online.Box(loc=1.0, scale=1.0)
+        ),
         ValueError,
         r"^expected x of shape \(T, d\) and y of shape \(T,\), got \(2, 3, 4\), \(3,\)\.$",
     ),
     "a Lipschitz constant of a column of outcomes": (
-        lambda: nt.bounds.lipschitz_squared(X, np.ones((4, 1)), nt.online.Box(loc=1.0, scale=1.0)),
+        lambda: nt.bounds.lipschitz_squared(
+            X, np.ones((4, 1)), nt.online.Box(loc=1.0, scale=1.0)
+        ),
         ValueError,
         r"^expected x of shape \(T, d\) and y of shape \(T,\), got \(4, 2\), \(4, 1\)\.$",
     ),
     "a grid of what is no rule": (
-        lambda: nt.online.grid(lambda a: nt.online.ngvi() if a else "rule", a=[0.0, 1.0]),
+        lambda: nt.online.grid(
+            lambda a: nt.online.ngvi() if a else "rule", a=[0.0, 1.0]
+        ),
         TypeError,
         r"^the factory must return an online rule, got str\.$",
     ),
@@ -115,7 +125,11 @@ CASES = {
         ValueError,
         "^labels must be integers from 0, got dtype float64",
     ),
-    "labels below 0": (lambda: STARTS([-1, 1]), ValueError, "^labels must be integers from 0, got dtype int64"),
+    "labels below 0": (
+        lambda: STARTS([-1, 1]),
+        ValueError,
+        "^labels must be integers from 0, got dtype int64",
+    ),
     "responsibilities of three axes": (
         lambda: STARTS(np.ones((2, 2, 2))),
         ValueError,
@@ -126,7 +140,11 @@ CASES = {
         ValueError,
         "^responsibilities must not be negative, and each row must sum to 1",
     ),
-    "negative responsibilities": (lambda: STARTS([[1.5, -0.5]]), ValueError, "^responsibilities must not be neg"),
+    "negative responsibilities": (
+        lambda: STARTS([[1.5, -0.5]]),
+        ValueError,
+        "^responsibilities must not be neg",
+    ),
     "a start of other rows": (
         lambda: fit_mixture(start=STARTS([0, 1])),
         ValueError,
@@ -148,7 +166,9 @@ CASES = {
         r"^concentration has shape \(3,\); expected \(\) or \(2,\)",
     ),
     "a mixture under jit": (
-        lambda: jax.jit(lambda x: nt.mixtures.fit(KEY, x, GAUSSIAN, num_components=2))(X),
+        lambda: jax.jit(lambda x: nt.mixtures.fit(KEY, x, GAUSSIAN, num_components=2))(
+            X
+        ),
         TypeError,
         "^a mixture is fitted from the host, which decides on restarts and warnings: call it outside of jit and",
     ),
@@ -168,7 +188,9 @@ CASES = {
         "^poisson: data of this family may not be moved; leave out centre",
     ),
     "a warm start among numbers of components": (
-        lambda: nt.mixtures.select_num_components(KEY, X, GAUSSIAN, num_components=[1], warm_start=1),
+        lambda: nt.mixtures.select_num_components(
+            KEY, X, GAUSSIAN, num_components=[1], warm_start=1
+        ),
         ValueError,
         "^each fit starts from that of the next smaller K, or larger alpha: leave warm_start out",
     ),
@@ -195,12 +217,16 @@ CASES = {
         "^linearised needs the expectation of a predictor's loss, squared.. or the like, got 3.0",
     ),
     "a predictor of another shape": (
-        lambda: nt.expectations.linearised(lambda theta, x: theta, SQUARED).evaluate(Q, X[0], 1.0),
+        lambda: nt.expectations.linearised(lambda theta, x: theta, SQUARED).evaluate(
+            Q, X[0], 1.0
+        ),
         ValueError,
         r"^predict must return shape \(\) for one datum, got \(2,\)",
     ),
     "rows and outcomes of two lengths": (
-        lambda: nt.expectations.linearised(lambda theta, x: theta[0], SQUARED).evaluate(Q, X, Y[:3]),
+        lambda: nt.expectations.linearised(lambda theta, x: theta[0], SQUARED).evaluate(
+            Q, X, Y[:3]
+        ),
         ValueError,
         r"^expected x of shape \(n, f\) with y of shape \(n, ...\), got \(4, 2\) and \(3,\)",
     ),
@@ -211,13 +237,18 @@ CASES = {
     ),
     "doubling of an aggregate": (
         lambda: nt.online.doubling(
-            lambda rate: nt.online.aggregate(nt.online.grid(nt.online.sva, step_size=[rate])), 0.1
+            lambda rate: nt.online.aggregate(
+                nt.online.grid(nt.online.sva, step_size=[rate])
+            ),
+            0.1,
         ),
         TypeError,
         "^doubling restarts a rule that is an evaluation and an update, not an aggregate",
     ),
     "a traced evidence": (
-        lambda: jax.jit(lambda evidence: nt.online.svb(0.1, evidence=evidence).init(Q).count)(10.0),
+        lambda: jax.jit(
+            lambda evidence: nt.online.svb(0.1, evidence=evidence).init(Q).count
+        )(10.0),
         ValueError,
         "^evidence must be a known number, not a traced one",
     ),
@@ -227,7 +258,9 @@ CASES = {
         r"^no inputs: the call is predict\(expectation, state, x\)",
     ),
     "a full covariance under sva_point": (
-        lambda: nt.bounds.sva_point(9, step_size=0.1, lipschitz=1.0, prior=FULL, theta=[0.5, 0.5]),
+        lambda: nt.bounds.sva_point(
+            9, step_size=0.1, lipschitz=1.0, prior=FULL, theta=[0.5, 0.5]
+        ),
         TypeError,
         "^sva_point compares under a MeanField prior, got FullRank: for another family give kl and comparator to",
     ),
@@ -265,7 +298,10 @@ CASES = {
     ),
     "a check of a stream without data": (
         lambda: nt.check_fit(
-            KEY, nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal(model), nt.online.ngvi())
+            KEY,
+            nt.OnlineVI(
+                model, nt.guides.AutoOnlineDiagonalNormal(model), nt.online.ngvi()
+            ),
         ),
         ValueError,
         r"^an online run is check_fit\(key, online, state, \*data\): the state, then the data",
@@ -281,21 +317,23 @@ CASES = {
         r"^points must have shape \(K, d\), got shape \(0, 2\)",
     ),
     "a number for an expectation": (
-        lambda: nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal(model), nt.online.ngvi(), 3.0).init(KEY, Y),
+        lambda: nt.OnlineVI(
+            model, nt.guides.AutoOnlineDiagonalNormal(model), nt.online.ngvi(), 3.0
+        ).init(KEY, Y),
         TypeError,
         r"^expectation must be a Expectation, such as nt\.expectations\.monte_carlo\(\), got 3\.0",
     ),
     "a prior without a width": (
-        lambda: nt.OnlineVI(too_narrow, nt.guides.AutoOnlineDiagonalNormal(too_narrow), nt.online.ngvi()).init(
-            KEY, Y
-        ),
+        lambda: nt.OnlineVI(
+            too_narrow, nt.guides.AutoOnlineDiagonalNormal(too_narrow), nt.online.ngvi()
+        ).init(KEY, Y),
         ValueError,
         "^the standard deviation of the prior of 'theta' on the unconstrained scale must be .* at the prior",
     ),
     "a stream of no chunk": (
-        lambda: nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal(model), nt.online.ngvi()).run_chunks(
-            KEY, []
-        ),
+        lambda: nt.OnlineVI(
+            model, nt.guides.AutoOnlineDiagonalNormal(model), nt.online.ngvi()
+        ).run_chunks(KEY, []),
         ValueError,
         "^the stream has no chunk. One pass exhausts an iterator: pass a new one each time",
     ),

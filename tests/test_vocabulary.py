@@ -15,8 +15,22 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 # The right word, and what it is called elsewhere.
 SYNONYMS = {
     "tolerance": {"tol", "eps", "epsilon", "rtol", "atol", "ftol", "gtol", "xtol"},
-    "max_iter": {"max_iters", "maxiter", "max_iterations", "max_steps", "max_sweeps", "max_evaluations"},
-    "num_iter": {"n_iter", "niter", "num_iters", "num_iterations", "num_sweeps", "iterations"},
+    "max_iter": {
+        "max_iters",
+        "maxiter",
+        "max_iterations",
+        "max_steps",
+        "max_sweeps",
+        "max_evaluations",
+    },
+    "num_iter": {
+        "n_iter",
+        "niter",
+        "num_iters",
+        "num_iterations",
+        "num_sweeps",
+        "iterations",
+    },
     "num_samples": {"n_samples", "nsamples", "num_sample", "sample_size"},
     "num_draws": {"n_draws", "ndraws", "draws"},
     "num_particles": {"n_particles"},
@@ -30,7 +44,12 @@ SYNONYMS = {
     "sample_weight": {"sample_weights", "row_weight"},
     "rule": {"algorithm"},
     "elbo": {"evidence_lower_bound", "elbo_value"},
-    "restart_elbos": {"elbos_of_restarts", "restart_elbo", "objectives", "restart_objectives"},
+    "restart_elbos": {
+        "elbos_of_restarts",
+        "restart_elbo",
+        "objectives",
+        "restart_objectives",
+    },
     "converged": {"has_converged", "success"},
     "log_prior": {"log_priors", "log_weights", "prior_weights"},
     "x": {"X", "features_array"},
@@ -38,16 +57,31 @@ SYNONYMS = {
 }
 # Public names whose arguments and fields are fixed, with the reason; a name stands for all that begin with it.
 EXCEPTIONS = {
-    ("learning_rate", "online.aggregate"): "the rate of the weights, not a step of the parameters",
-    ("max_evaluations", "fit_gaussian"): "evaluations are what costs, and a step may take several",
+    (
+        "learning_rate",
+        "online.aggregate",
+    ): "the rate of the weights, not a step of the parameters",
+    (
+        "max_evaluations",
+        "fit_gaussian",
+    ): "evaluations are what costs, and a step may take several",
     ("max_evaluations", "descent.minimise"): "as fit_gaussian",
     ("max_evaluations", "online.partitioned"): "as fit_gaussian, of each local fit",
     ("num_sweeps", "sparse."): "fit_linear's name for the limit, and so for the number",
     ("num_iterations", "OnlineVI.with_prior"): "fixed with OnlineVI",
-    ("start", "mixtures."): "fixed with mixtures.fit: a rule for first responsibilities, no state",
+    (
+        "start",
+        "mixtures.",
+    ): "fixed with mixtures.fit: a rule for first responsibilities, no state",
     ("warm_start", "mixtures."): "fixed with mixtures.fit",
-    ("objectives", "mixtures."): "F of the restarts, which is no ELBO; fixed with mixtures.fit",
-    ("restart_objectives", "sparse.LogisticFit"): "a quadratic bound, which is below the ELBO",
+    (
+        "objectives",
+        "mixtures.",
+    ): "F of the restarts, which is no ELBO; fixed with mixtures.fit",
+    (
+        "restart_objectives",
+        "sparse.LogisticFit",
+    ): "a quadratic bound, which is below the ELBO",
     ("key", "distributions.SpikeAndSlab.sample"): "NumPyro's signature",
     ("key", "guides.LowRankPrecisionNormal.sample"): "NumPyro's signature",
     ("start", "families.Family"): "a function, fixed with the families",
@@ -146,8 +180,15 @@ def places():
 
 def with_synonyms(names):
     """Pairs of a wrong name and its place, and the right name."""
-    wrong = {synonym: right for right, synonyms in SYNONYMS.items() for synonym in synonyms}
-    return {(name, place): wrong[name] for name in names if name in wrong for place in names[name]}
+    wrong = {
+        synonym: right for right, synonyms in SYNONYMS.items() for synonym in synonyms
+    }
+    return {
+        (name, place): wrong[name]
+        for name in names
+        if name in wrong
+        for place in names[name]
+    }
 
 
 def is_excepted(name, place):
@@ -157,13 +198,17 @@ def is_excepted(name, place):
 @pytest.mark.parametrize("kind", [0, 1], ids=["arguments", "fields"])
 def test_one_thing_has_one_name(kind):
     wrong = with_synonyms(places()[kind])
-    assert {pair: right for pair, right in wrong.items() if not is_excepted(*pair)} == {}
+    assert {
+        pair: right for pair, right in wrong.items() if not is_excepted(*pair)
+    } == {}
 
 
 def test_every_exception_is_needed():
     pairs = [pair for names in places() for pair in with_synonyms(names)]
     for word, prefix in EXCEPTIONS:
-        assert any(name == word and place.startswith(prefix) for name, place in pairs), (word, prefix)
+        assert any(
+            name == word and place.startswith(prefix) for name, place in pairs
+        ), (word, prefix)
 
 
 def glossary_names():
@@ -175,7 +220,10 @@ def glossary_names():
 
 def test_the_glossary_names_what_two_callables_share():
     arguments, _ = places()
-    callables = {name: {place.split(".")[:2][-1] for place in places} for name, places in arguments.items()}
+    callables = {
+        name: {place.split(".")[:2][-1] for place in places}
+        for name, places in arguments.items()
+    }
     common = {name for name, owners in callables.items() if len(owners) > 1} - COMMON
     assert common - set(glossary_names()) == set()
 
@@ -191,10 +239,16 @@ def assigned_names(tree):
     """Names that a module gives to values, arguments, functions, classes and fields, with their lines."""
     for node in ast.walk(tree):
         match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 yield name, node.lineno
             case (
-                ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store())
+                ast.arg(arg=name)
+                | ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
             ):
                 yield name, node.lineno
 
@@ -224,7 +278,18 @@ def moved(own, *held, told=1, **seen):
     [asked for here in []]
 """
     assert {name for name, _ in assigned_names(ast.parse(source))} == {
-        *("found", "kept", "moved", "own", "held", "told", "seen", "made", "taken", "known"),
+        *(
+            "found",
+            "kept",
+            "moved",
+            "own",
+            "held",
+            "told",
+            "seen",
+            "made",
+            "taken",
+            "known",
+        ),
         *("given", "shown", "gone", "built", "here"),
     }
 
@@ -232,10 +297,16 @@ def moved(own, *held, told=1, **seen):
 def texts():
     """Sources, pages and examples by room or folder."""
     folders = {
-        f"numpyro_tempered/{room}": [path for path in MODULES if module_of(path) == room] for room in ROOMS
+        f"numpyro_tempered/{room}": [
+            path for path in MODULES if module_of(path) == room
+        ]
+        for room in ROOMS
     }
     folders["docs"] = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
-    folders["examples"] = [*(ROOT / "examples").rglob("*.py"), *(ROOT / "examples").rglob("*.ipynb")]
+    folders["examples"] = [
+        *(ROOT / "examples").rglob("*.py"),
+        *(ROOT / "examples").rglob("*.ipynb"),
+    ]
     return folders
 
 
@@ -250,13 +321,25 @@ def read(path):
 @pytest.mark.parametrize("folder", texts())
 def test_texts_name_no_private_document_and_no_odd_phrase(folder):
     paths = {str(path): read(path) for path in texts()[folder]}
-    assert {name: PRIVATE.findall(text) for name, text in paths.items() if PRIVATE.search(text)} == {}
-    assert {name: ODD.findall(text) for name, text in paths.items() if ODD.search(text)} == {}
+    assert {
+        name: PRIVATE.findall(text)
+        for name, text in paths.items()
+        if PRIVATE.search(text)
+    } == {}
+    assert {
+        name: ODD.findall(text) for name, text in paths.items() if ODD.search(text)
+    } == {}
 
 
 @pytest.mark.parametrize(
     "phrase",
-    ["See MATH section 6.", "as in DESIGN.md", "one a column", "the look for bad data", "Up to so many data"],
+    [
+        "See MATH section 6.",
+        "as in DESIGN.md",
+        "one a column",
+        "the look for bad data",
+        "Up to so many data",
+    ],
 )
 def test_the_patterns_see_what_they_should(phrase):
     assert PRIVATE.search(phrase) or ODD.search(phrase)

@@ -47,7 +47,11 @@ def of_times(y):
 def run_stream(*args, rule=None, loss=None, state=None):
     rule = nt.online.ngvi() if rule is None else rule
     loss = nt.expectations.squared() if loss is None else loss
-    start = nt.online.ngvi().init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2))) if state is None else state
+    start = (
+        nt.online.ngvi().init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        if state is None
+        else state
+    )
     return nt.online.run(rule, loss, start, *args)
 
 
@@ -58,17 +62,28 @@ def fit_of_lists():
 # The call, and words that its refusal has.
 CALLS = {
     # The key is left out, or is its seed.
-    "fit_svi without key": (lambda: nt.fit_svi(model, AutoNormal, X, Y), "rng_key the function model fit_svi("),
-    "fit_svi with a seed": (lambda: nt.fit_svi(0, model, AutoNormal, X, Y), "rng_key jax.random.key(0) got 0"),
+    "fit_svi without key": (
+        lambda: nt.fit_svi(model, AutoNormal, X, Y),
+        "rng_key the function model fit_svi(",
+    ),
+    "fit_svi with a seed": (
+        lambda: nt.fit_svi(0, model, AutoNormal, X, Y),
+        "rng_key jax.random.key(0) got 0",
+    ),
     "fit_svi with keys": (
-        lambda: nt.fit_svi(jax.random.split(jax.random.key(0)), model, AutoNormal, X, Y),
+        lambda: nt.fit_svi(
+            jax.random.split(jax.random.key(0)), model, AutoNormal, X, Y
+        ),
         "rng_key shape (2,) rng_key[0]",
     ),
     "fit_gaussian without key": (
         lambda: nt.fit_gaussian(model, AutoMultivariateNormal, X, Y),
         "rng_key the function model fit_gaussian(rng_key, model, guide, *args, ...)",
     ),
-    "temper_path without key": (lambda: nt.temper_path(model, AutoNormal, X, Y), "rng_key temper_path(rng_key"),
+    "temper_path without key": (
+        lambda: nt.temper_path(model, AutoNormal, X, Y),
+        "rng_key temper_path(rng_key",
+    ),
     "select_alpha without key": (
         lambda: nt.select_alpha(model, AutoNormal, X, Y),
         "rng_key select_alpha(rng_key",
@@ -77,7 +92,10 @@ CALLS = {
         lambda: nt.alpha.check_coverage(model, AutoNormal, X, Y),
         "rng_key check_coverage(rng_key",
     ),
-    "sandwich without key": (lambda: nt.sandwich(fit_of_lists()), "rng_key TemperedFit sandwich(rng_key, fit"),
+    "sandwich without key": (
+        lambda: nt.sandwich(fit_of_lists()),
+        "rng_key TemperedFit sandwich(rng_key, fit",
+    ),
     "OnlineVI without key": (
         lambda: nt.OnlineVI(model, ONLINE_GUIDE).run(X, Y),
         "rng_key an array of shape (12, 2) OnlineVI.run(rng_key, *args)",
@@ -90,7 +108,10 @@ CALLS = {
         lambda: nt.mixtures.select_num_components(X, COMPONENT),
         "rng_key select_num_components(rng_key, x, component, ...)",
     ),
-    "ppca without key": (lambda: nt.ppca.fit(X, num_factors=1), "rng_key array fit(rng_key, x, ...)"),
+    "ppca without key": (
+        lambda: nt.ppca.fit(X, num_factors=1),
+        "rng_key array fit(rng_key, x, ...)",
+    ),
     "sparse without key": (
         lambda: nt.sparse.fit_linear(X, Y, **SPIKES),
         "rng_key array fit_linear(rng_key, x, y",
@@ -104,15 +125,30 @@ CALLS = {
         lambda: nt.fit_gaussian(KEY, model, MIXED, Y),
         "guide a DataFrame fit_gaussian(",
     ),
-    "temper_path without method": (lambda: nt.temper_path(KEY, model, X, Y), "method AutoNormal array of shape"),
+    "temper_path without method": (
+        lambda: nt.temper_path(KEY, model, X, Y),
+        "method AutoNormal array of shape",
+    ),
     "select_alpha without method": (
         lambda: nt.select_alpha(KEY, model, X, Y),
         "method AutoNormal array of shape",
     ),
-    "guide before model": (lambda: nt.fit_svi(KEY, AutoNormal, model, X, Y), "model the class AutoNormal guide"),
-    "guide by name": (lambda: nt.fit_svi(KEY, model, "AutoNormal", X, Y), "guide callable 'AutoNormal'"),
-    "a batch guide online": (lambda: nt.OnlineVI(model, AutoNormal), "AutoOnlineDiagonalNormal got AutoNormal"),
-    "a rule by name": (lambda: nt.OnlineVI(model, ONLINE_GUIDE, "ngvi"), "rule nt.online.ngvi() got 'ngvi'"),
+    "guide before model": (
+        lambda: nt.fit_svi(KEY, AutoNormal, model, X, Y),
+        "model the class AutoNormal guide",
+    ),
+    "guide by name": (
+        lambda: nt.fit_svi(KEY, model, "AutoNormal", X, Y),
+        "guide callable 'AutoNormal'",
+    ),
+    "a batch guide online": (
+        lambda: nt.OnlineVI(model, AutoNormal),
+        "AutoOnlineDiagonalNormal got AutoNormal",
+    ),
+    "a rule by name": (
+        lambda: nt.OnlineVI(model, ONLINE_GUIDE, "ngvi"),
+        "rule nt.online.ngvi() got 'ngvi'",
+    ),
     "a rule not called": (
         lambda: run_stream(X, Y, rule=nt.online.ngvi),
         "rule nt.online.ngvi() the function ngvi",
@@ -138,17 +174,26 @@ CALLS = {
         lambda: nt.fit_svi(KEY, model, AutoNormal, X, Y, num_step=5),
         "fit_svi( model no argument 'num_step' did you mean 'num_steps'?",
     ),
-    "aplha": (lambda: nt.fit_gaussian(KEY, model, AutoNormal, X, Y, aplha=0.5), "'aplha' did you mean 'alpha'?"),
+    "aplha": (
+        lambda: nt.fit_gaussian(KEY, model, AutoNormal, X, Y, aplha=0.5),
+        "'aplha' did you mean 'alpha'?",
+    ),
     "alpha of a grid": (
         lambda: nt.select_alpha(KEY, model, AutoNormal, X, Y, alpha=[0.5, 1.0]),
         "'alpha' did you mean 'alphas'?",
     ),
-    "num_sample": (lambda: nt.temper_path(KEY, model, AutoNormal, X, Y, num_sample=9), "mean 'num_samples'?"),
+    "num_sample": (
+        lambda: nt.temper_path(KEY, model, AutoNormal, X, Y, num_sample=9),
+        "mean 'num_samples'?",
+    ),
     "an option of the model's": (
         lambda: nt.OnlineVI(model, ONLINE_GUIDE).run(KEY, X, Y, batch=5),
         "OnlineVI.run( no argument 'batch' only ['x', 'y']",
     ),
-    "no data": (lambda: nt.fit_svi(KEY, model, AutoNormal), "fit_svi( missing 'x' (x, y=None)"),
+    "no data": (
+        lambda: nt.fit_svi(KEY, model, AutoNormal),
+        "fit_svi( missing 'x' (x, y=None)",
+    ),
     "too many data": (
         lambda: nt.fit_svi(KEY, model, AutoNormal, X, Y, Y),
         "too many positional arguments (x, y=None)",
@@ -158,35 +203,75 @@ CALLS = {
         "select_num_factors 'max_iters' did you mean 'max_iter'?",
     ),
     # Data that are not finite.
-    "NaN in y": (lambda: nt.fit_svi(KEY, model, AutoNormal, X, Y_HOLES), "site 'y' 2 of 12 NaN index 3 mask"),
+    "NaN in y": (
+        lambda: nt.fit_svi(KEY, model, AutoNormal, X, Y_HOLES),
+        "site 'y' 2 of 12 NaN index 3 mask",
+    ),
     "NaN in x": (
         lambda: nt.fit_svi(KEY, model, AutoNormal, x=X_HOLES, y=Y),
         "'x' 1 of 24 NaN index (2, 1) site 'y' Leave",
     ),
-    "infinity in x": (lambda: nt.fit_gaussian(KEY, model, AutoNormal, X_INF, Y), "'x' 1 of 24 infinite (2, 1)"),
-    "NaN in fit_gaussian": (lambda: nt.fit_gaussian(KEY, model, AutoNormal, X, Y_HOLES), "site 'y' 2 of 12 NaN"),
-    "NaN in temper_path": (lambda: nt.temper_path(KEY, model, AutoNormal, X, Y_HOLES), "site 'y' 2 of 12 NaN"),
-    "NaN in select_alpha": (lambda: nt.select_alpha(KEY, model, AutoNormal, X, Y_HOLES), "site 'y' 2 of 12 NaN"),
+    "infinity in x": (
+        lambda: nt.fit_gaussian(KEY, model, AutoNormal, X_INF, Y),
+        "'x' 1 of 24 infinite (2, 1)",
+    ),
+    "NaN in fit_gaussian": (
+        lambda: nt.fit_gaussian(KEY, model, AutoNormal, X, Y_HOLES),
+        "site 'y' 2 of 12 NaN",
+    ),
+    "NaN in temper_path": (
+        lambda: nt.temper_path(KEY, model, AutoNormal, X, Y_HOLES),
+        "site 'y' 2 of 12 NaN",
+    ),
+    "NaN in select_alpha": (
+        lambda: nt.select_alpha(KEY, model, AutoNormal, X, Y_HOLES),
+        "site 'y' 2 of 12 NaN",
+    ),
     "nullable": (
-        lambda: nt.fit_svi(KEY, of_times, AutoNormal, pd.Series([1, None], dtype="Int64")),
+        lambda: nt.fit_svi(
+            KEY, of_times, AutoNormal, pd.Series([1, None], dtype="Int64")
+        ),
         "site 'y' 1 of 2 NaN",
     ),
     "infinity in a mixture": (
         lambda: nt.mixtures.fit(KEY, X_INF, COMPONENT, num_components=2),
         "known_variance row 2, column 1 is inf. Of 24 entries 1",
     ),
-    "infinity in ppca": (lambda: nt.ppca.fit(KEY, X_INF, num_factors=1), "x row 2, column 1 1 of 24 pass NaN"),
-    "NaN in sparse": (lambda: nt.sparse.fit_linear(KEY, X, Y_HOLES, **SPIKES), "y nan index 3 2 of 12 leave"),
-    "a stream of NaN": (lambda: run_stream(X, Y * np.nan), "data array 1 no finite value"),
+    "infinity in ppca": (
+        lambda: nt.ppca.fit(KEY, X_INF, num_factors=1),
+        "x row 2, column 1 1 of 24 pass NaN",
+    ),
+    "NaN in sparse": (
+        lambda: nt.sparse.fit_linear(KEY, X, Y_HOLES, **SPIKES),
+        "y nan index 3 2 of 12 leave",
+    ),
+    "a stream of NaN": (
+        lambda: run_stream(X, Y * np.nan),
+        "data array 1 no finite value",
+    ),
     # Data that are no numbers.
-    "categories": (lambda: nt.fit_svi(KEY, of_groups, AutoNormal, GROUP, Y), "'group' category 'a' .cat.codes"),
-    "text": (lambda: nt.fit_svi(KEY, of_groups, AutoNormal, list(GROUP), Y), "'group' 'a' return_inverse=True"),
+    "categories": (
+        lambda: nt.fit_svi(KEY, of_groups, AutoNormal, GROUP, Y),
+        "'group' category 'a' .cat.codes",
+    ),
+    "text": (
+        lambda: nt.fit_svi(KEY, of_groups, AutoNormal, list(GROUP), Y),
+        "'group' 'a' return_inverse=True",
+    ),
     "categories in fit_gaussian": (
-        lambda: nt.fit_gaussian(KEY, of_groups, AutoMultivariateNormal, pd.Categorical(GROUP), Y),
+        lambda: nt.fit_gaussian(
+            KEY, of_groups, AutoMultivariateNormal, pd.Categorical(GROUP), Y
+        ),
         "'group' category codes",
     ),
-    "a mixed data frame": (lambda: nt.fit_svi(KEY, model, AutoNormal, MIXED, Y), "'x' columns ['group'] codes"),
-    "dates": (lambda: nt.fit_svi(KEY, of_times, AutoNormal, DATES), "'y' datetime64 days since"),
+    "a mixed data frame": (
+        lambda: nt.fit_svi(KEY, model, AutoNormal, MIXED, Y),
+        "'x' columns ['group'] codes",
+    ),
+    "dates": (
+        lambda: nt.fit_svi(KEY, of_times, AutoNormal, DATES),
+        "'y' datetime64 days since",
+    ),
     "lists of two lengths": (
         lambda: nt.fit_svi(KEY, model, AutoNormal, [[1.0, 2.0], [3.0]], Y[:2]),
         "'x' lists of different lengths",
@@ -200,8 +285,14 @@ CALLS = {
         lambda: nt.mixtures.fit(KEY, MIXED, COMPONENT, num_components=2),
         "columns ['group'] codes",
     ),
-    "a mixed ppca": (lambda: nt.ppca.fit(KEY, MIXED, num_factors=1), "x columns ['group'] codes"),
-    "classes in sparse": (lambda: nt.sparse.fit_logistic(KEY, X, GROUP, **SPIKES), "y category codes"),
+    "a mixed ppca": (
+        lambda: nt.ppca.fit(KEY, MIXED, num_factors=1),
+        "x columns ['group'] codes",
+    ),
+    "classes in sparse": (
+        lambda: nt.sparse.fit_logistic(KEY, X, GROUP, **SPIKES),
+        "y category codes",
+    ),
     # Results.
     "a fit with its data": (
         lambda: nt.to_inference_data(fit_of_lists(), X, Y),
@@ -211,8 +302,14 @@ CALLS = {
         lambda: nt.to_inference_data(fit_of_lists(), num_sample=9),
         "TemperedFit got 'num_sample' num_samples",
     ),
-    "a list of fits": (lambda: nt.compare([fit_of_lists()]), "mapping of names to fits got list"),
-    "a table of a fit": (lambda: nt.table(fit_of_lists()), "TemperedFit to_inference_data"),
+    "a list of fits": (
+        lambda: nt.compare([fit_of_lists()]),
+        "mapping of names to fits got list",
+    ),
+    "a table of a fit": (
+        lambda: nt.table(fit_of_lists()),
+        "TemperedFit to_inference_data",
+    ),
     "draws without model": (
         lambda: nt.to_inference_data({"theta": np.ones((5, 2))}),
         "samples, model model missing",
@@ -251,17 +348,31 @@ def test_a_wrong_call_is_refused_in_a_sentence(name):
 KEYED = {
     name: function
     for name, function in PUBLIC.items()
-    if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "rng_key"
+    if inspect.isfunction(function)
+    and next(iter(inspect.signature(function).parameters), "") == "rng_key"
 }
 
 
 @pytest.mark.parametrize("name", KEYED)
 def test_every_function_that_takes_a_key_asks_for_it(name):
     parameters = list(inspect.signature(KEYED[name]).parameters.values())
-    required = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
-    options = {p.name: 1 for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
-    takes_data = len(required) < 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    required = [
+        p
+        for p in parameters
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty
+    ]
+    options = {
+        p.name: 1
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+    }
+    takes_data = len(required) < 2 or any(
+        p.kind is p.VAR_POSITIONAL for p in parameters
+    )
     call = rf"the call is {name.rpartition('.')[2]}\(rng_key, "
-    with pytest.raises(TypeError, match=r"^rng_key must be a key, .* got an array of shape \(12, 2\): " + call):
+    with pytest.raises(
+        TypeError,
+        match=r"^rng_key must be a key, .* got an array of shape \(12, 2\): " + call,
+    ):
         # As where the key is forgotten: all others move up, data too.
         KEYED[name](*[X] * (len(required) - 1 + takes_data), **options)

@@ -21,15 +21,23 @@ def location(data):
 
 
 def logistic(data):
-    slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([data["x"].shape[1]]).to_event(1))
+    slopes = numpyro.sample(
+        "slopes", dist.Normal(0.0, 1.0).expand([data["x"].shape[1]]).to_event(1)
+    )
     with numpyro.plate("n", len(data["y"])):
-        numpyro.sample("y", dist.Bernoulli(logits=data["x"] @ slopes), obs=data["label"])
+        numpyro.sample(
+            "y", dist.Bernoulli(logits=data["x"] @ slopes), obs=data["label"]
+        )
 
 
 def poisson(data):
-    slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([data["x"].shape[1]]).to_event(1))
+    slopes = numpyro.sample(
+        "slopes", dist.Normal(0.0, 1.0).expand([data["x"].shape[1]]).to_event(1)
+    )
     with numpyro.plate("n", len(data["y"])):
-        numpyro.sample("y", dist.Poisson(jnp.exp(0.1 * (data["x"] @ slopes))), obs=data["count"])
+        numpyro.sample(
+            "y", dist.Poisson(jnp.exp(0.1 * (data["x"] @ slopes))), obs=data["count"]
+        )
 
 
 def hierarchical(data):
@@ -39,18 +47,24 @@ def hierarchical(data):
     with numpyro.plate("groups", NUM_GROUPS):
         intercept = numpyro.sample("intercept", dist.Normal(loc, between))
     with numpyro.plate("n", len(data["y"])):
-        numpyro.sample("y", dist.Normal(intercept[data["group"]], within), obs=data["y"])
+        numpyro.sample(
+            "y", dist.Normal(intercept[data["group"]], within), obs=data["y"]
+        )
 
 
 def components():
     weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
-    return weights, numpyro.sample("locs", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
+    return weights, numpyro.sample(
+        "locs", dist.Normal(0.0, 3.0).expand([3]).to_event(1)
+    )
 
 
 def mixture(data):
     weights, locs = components()
     with numpyro.plate("n", len(data["y"])):
-        mixed = dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(locs, 1.0))
+        mixed = dist.MixtureSameFamily(
+            dist.Categorical(weights), dist.Normal(locs, 1.0)
+        )
         numpyro.sample("y", mixed, obs=data["y"])
 
 
@@ -62,7 +76,9 @@ def labels(data):
         numpyro.sample("y", dist.Normal(locs[label], 1.0), obs=data["y"])
 
 
-WORKLOADS = {f.__name__: f for f in (location, logistic, poisson, hierarchical, mixture)}
+WORKLOADS = {
+    f.__name__: f for f in (location, logistic, poisson, hierarchical, mixture)
+}
 
 
 def simulate(n, d=10):
@@ -97,7 +113,9 @@ def draw_unconstrained(model, data):
     return {
         name: dist.biject_to(site["fn"].support).inv(site["value"])
         for name, site in trace.items()
-        if site["type"] == "sample" and not site["is_observed"] and not site["fn"].support.is_discrete
+        if site["type"] == "sample"
+        and not site["is_observed"]
+        and not site["fn"].support.is_discrete
     }
 
 
@@ -108,7 +126,9 @@ def gradient(model):
 
 def energy_and_gradient(model):
     """What a leapfrog step of NUTS evaluates."""
-    return jax.value_and_grad(lambda point, data: potential_energy(model, (data,), {}, point))
+    return jax.value_and_grad(
+        lambda point, data: potential_energy(model, (data,), {}, point)
+    )
 
 
 def svi_update(model, data):

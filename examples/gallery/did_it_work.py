@@ -76,11 +76,17 @@ def logistic(x, y):
     with numpyro.plate("measurement", x.shape[1]):
         weights = numpyro.sample("weights", dist.Normal(0.0, 2.0))
     with numpyro.plate("tumour", len(y)):
-        numpyro.sample("benign", dist.Bernoulli(logits=jnp.asarray(x) @ weights + intercept), obs=jnp.asarray(y))
+        numpyro.sample(
+            "benign",
+            dist.Bernoulli(logits=jnp.asarray(x) @ weights + intercept),
+            obs=jnp.asarray(y),
+        )
 
 
 began = time.perf_counter()
-fit = nt.fit_svi(jax.random.key(0), logistic, AutoNormal, x, y, alpha=0.5, progress_bar=False)
+fit = nt.fit_svi(
+    jax.random.key(0), logistic, AutoNormal, x, y, alpha=0.5, progress_bar=False
+)
 seconds_of_fit = time.perf_counter() - began
 began = time.perf_counter()
 check = nt.check_fit(jax.random.key(1), fit)
@@ -96,7 +102,14 @@ nt.table(check).round(2)
 # %%
 kernel = NUTS(nt.temper(logistic, alpha=0.5))
 began = time.perf_counter()
-mcmc = MCMC(kernel, num_warmup=500, num_samples=1000, num_chains=4, chain_method="vectorized", progress_bar=False)
+mcmc = MCMC(
+    kernel,
+    num_warmup=500,
+    num_samples=1000,
+    num_chains=4,
+    chain_method="vectorized",
+    progress_bar=False,
+)
 mcmc.run(jax.random.key(2), x.to_numpy(), y.to_numpy())
 seconds_of_nuts = time.perf_counter() - began
 draws = nt.to_inference_data(mcmc)
@@ -114,7 +127,15 @@ ax = nt.plots.plot_check(check, draws)
 # covariance. Standard deviations over those of NUTS:
 
 # %%
-full = nt.fit_svi(jax.random.key(0), logistic, AutoMultivariateNormal, x, y, alpha=0.5, progress_bar=False)
+full = nt.fit_svi(
+    jax.random.key(0),
+    logistic,
+    AutoMultivariateNormal,
+    x,
+    y,
+    alpha=0.5,
+    progress_bar=False,
+)
 response = nt.linear_response(jax.random.key(3), fit)
 checks = {
     "linear response": nt.check_fit(jax.random.key(1), response),
@@ -122,7 +143,10 @@ checks = {
 }
 posterior = draws["posterior"]
 nuts = np.r_[posterior["intercept"].std(), posterior["weights"].std(("chain", "draw"))]
-sds = {"mean field": nt.table(check)["sd"], "corrected": nt.table(check)["corrected_sd"]}
+sds = {
+    "mean field": nt.table(check)["sd"],
+    "corrected": nt.table(check)["corrected_sd"],
+}
 sds |= {name: nt.table(other)["sd"] for name, other in checks.items()}
 (pd.DataFrame(sds).div(nuts, axis=0)).round(2)
 
@@ -155,7 +179,10 @@ def non_centred(errors, effects):
 
 schools = {
     model.__name__: nt.check_fit(
-        jax.random.key(1), nt.fit_svi(jax.random.key(0), model, AutoNormal, errors, effects, progress_bar=False)
+        jax.random.key(1),
+        nt.fit_svi(
+            jax.random.key(0), model, AutoNormal, errors, effects, progress_bar=False
+        ),
     )
     for model in (centred, non_centred)
 }
@@ -185,7 +212,10 @@ rows = {
     for name, result in schools.items()
     for kind, prefix in (("fit", ""), ("corrected", "corrected_"))
 }
-rows["NUTS"] = {site: f"{truth[site].mean():.1f} ± {truth[site].std():.1f}" for site in ("mean", "spread")}
+rows["NUTS"] = {
+    site: f"{truth[site].mean():.1f} ± {truth[site].std():.1f}"
+    for site in ("mean", "spread")
+}
 pd.DataFrame(rows).T.replace({"nan ± nan": "no answer", "± nan": "± ?"}, regex=True)
 
 # %% [markdown]
@@ -202,7 +232,11 @@ again = time.perf_counter() - again
 print(f"device      {jax.devices()[0].device_kind} ({jax.default_backend()})")
 packages = ["jax", "numpyro", "arviz", "numpyro_tempered"]
 print("versions   ", ", ".join(f"{name} {version(name)}" for name in packages))
-print(f"fit         {seconds_of_fit:.1f} s, compilation included; NUTS {seconds_of_nuts:.1f} s")
+print(
+    f"fit         {seconds_of_fit:.1f} s, compilation included; NUTS {seconds_of_nuts:.1f} s"
+)
 print(f"check       {seconds_of_check:.1f} s, compilation included")
 count = 2 * check.num_draws
-print(f"again       {count:,} draws weighed in {again:.2f} s: {count / again:,.0f} draws/s")
+print(
+    f"again       {count:,} draws weighed in {again:.2f} s: {count / again:,.0f} draws/s"
+)

@@ -59,7 +59,8 @@ warnings.simplefilter("ignore", nt.CompilationWarning)
 # %%
 images = load_sample_images().images
 pixels = pd.DataFrame(
-    np.concatenate([image.reshape(-1, 3) for image in images]), columns=["red", "green", "blue"]
+    np.concatenate([image.reshape(-1, 3) for image in images]),
+    columns=["red", "green", "blue"],
 )
 print(f"two pictures of scikit-learn: {len(pixels):,} pixels")
 pixels.describe().round(0)
@@ -71,7 +72,9 @@ pixels.describe().round(0)
 
 # %%
 bits = 4 if jax.default_backend() == "cpu" else 8
-grouped = pixels.groupby([pixels[channel] // 2 ** (8 - bits) for channel in pixels], sort=True)
+grouped = pixels.groupby(
+    [pixels[channel] // 2 ** (8 - bits) for channel in pixels], sort=True
+)
 colours = grouped.mean().to_numpy(np.float32) / 255.0
 counts = grouped.size().to_numpy(np.float32)
 print(f"{len(colours):,} weighted rows stand for {counts.sum():,.0f} pixels")
@@ -84,7 +87,10 @@ print(f"{len(colours):,} weighted rows stand for {counts.sum():,.0f} pixels")
 # %%
 distances = [1, 3, 10, 30, 100]
 alike = {
-    name: [np.corrcoef(image[:, :-step].ravel(), image[:, step:].ravel())[0, 1] for step in distances]
+    name: [
+        np.corrcoef(image[:, :-step].ravel(), image[:, step:].ravel())[0, 1]
+        for step in distances
+    ]
     for name, image in zip(("temple", "flower"), images, strict=True)
 }
 pd.DataFrame(alike, index=pd.Index(distances, name="pixels apart")).round(2)
@@ -100,7 +106,9 @@ pd.DataFrame(alike, index=pd.Index(distances, name="pixels apart")).round(2)
 # the same for every number. Starts, splits and restarts are the library's.
 
 # %%
-component = nt.components.gaussian(3, **nt.components.scaled_to(pixels.to_numpy(np.float32) / 255.0))
+component = nt.components.gaussian(
+    3, **nt.components.scaled_to(pixels.to_numpy(np.float32) / 255.0)
+)
 effective_rows = np.array([100.0, 300.0, 1000.0, 3000.0, 10000.0])
 numbers = range(1, 9) if jax.default_backend() == "cpu" else range(1, 17)
 began = time.perf_counter()
@@ -130,7 +138,13 @@ ax.semilogx(effective_rows, selected, "o-", color=BLUE)
 ax.axvline(1000.0, color=GREY, linestyle="--")
 ax.text(1050.0, selected.iloc[0], "a patch of 23 by 23 pixels is a row", color=GREY)
 ax.axhline(numbers[-1], color=ORANGE, linestyle=":")
-ax.text(effective_rows[0], numbers[-1] - 0.4, "the largest number that was tried", color=ORANGE, va="top")
+ax.text(
+    effective_rows[0],
+    numbers[-1] - 0.4,
+    "the largest number that was tried",
+    color=ORANGE,
+    va="top",
+)
 _ = ax.set(
     xlabel="independent rows that the pixels are taken for",
     ylabel="number of colours",
@@ -195,7 +209,9 @@ for column in (0, 1):
     axes[1, column].imshow(painted[column][::2, ::2], interpolation="nearest")
 axes[0, 0].set_title("the photographs", loc="left")
 axes[1, 0].set_title(
-    f"{len(means)} colours: " + ", ".join(f"{s:.0%}" for s in np.sort(share)[::-1]), loc="left", fontsize=11
+    f"{len(means)} colours: " + ", ".join(f"{s:.0%}" for s in np.sort(share)[::-1]),
+    loc="left",
+    fontsize=11,
 )
 for ax in axes.ravel():
     ax.set_axis_off()
@@ -211,7 +227,9 @@ seen = fit.num_iter * len(rows)
 print(f"device      {jax.devices()[0].device_kind} ({jax.default_backend()})")
 packages = ["jax", "numpyro", "arviz", "numpyro_tempered"]
 print("versions   ", ", ".join(f"{name} {version(name)}" for name in packages))
-print(f"path        {len(effective_rows)} powers in {seconds_of_path:.1f} s, compilation included")
+print(
+    f"path        {len(effective_rows)} powers in {seconds_of_path:.1f} s, compilation included"
+)
 print(
     f"selection   {len(numbers)} numbers in {seconds_of_selection:.1f} s with programs that were compiled before"
 )

@@ -66,7 +66,11 @@ def forest():
         warnings.simplefilter("ignore")  # of the second try
         frame = fetch_covtype(as_frame=True, n_retries=1).frame
     frame = frame[frame["Cover_Type"] <= 2]
-    return frame.drop(columns="Cover_Type"), (frame["Cover_Type"] == 1).to_numpy(), "spruce and fir"
+    return (
+        frame.drop(columns="Cover_Type"),
+        (frame["Cover_Type"] == 1).to_numpy(),
+        "spruce and fir",
+    )
 
 
 def pictures():
@@ -85,7 +89,11 @@ def pictures():
     ]
     # Alternate strips of the two pictures, so that a place has pixels of both.
     order = np.argsort(np.arange(2 * len(flower[0])) % len(flower[0]), kind="stable")
-    return pd.DataFrame(np.concatenate(columns)[order], columns=names), np.concatenate(flower)[order], "flower"
+    return (
+        pd.DataFrame(np.concatenate(columns)[order], columns=names),
+        np.concatenate(flower)[order],
+        "flower",
+    )
 
 
 try:
@@ -117,7 +125,9 @@ y = outcome.astype(np.float32)
 
 # %%
 def cover(x, y=None):
-    weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
+    weights = numpyro.sample(
+        "weights", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ weights)
     with numpyro.plate("cells", len(x)):
         numpyro.sample("cover", dist.Bernoulli(logits=eta), obs=y)
@@ -180,10 +190,17 @@ seen = 500 * np.arange(1, num_blocks + 1)
 progressive = np.cumsum(losses) / seen
 
 fig, ax = plt.subplots()
-ax.semilogx(seen, np.cumsum(surprise)[seen - 1] / seen, color=GREY, label="share of all outcomes so far")
+ax.semilogx(
+    seen,
+    np.cumsum(surprise)[seen - 1] / seen,
+    color=GREY,
+    label="share of all outcomes so far",
+)
 ax.semilogx(seen, progressive, color=BLUE, label="logistic regression")
 ax.set(
-    xlabel="rows seen", ylabel="average log loss, in nats", title="Every row is predicted before it is learned"
+    xlabel="rows seen",
+    ylabel="average log loss, in nats",
+    title="Every row is predicted before it is learned",
 )
 _ = ax.legend()
 
@@ -193,13 +210,25 @@ _ = ax.legend()
 
 # %%
 effects = np.abs(means[-1] / scales[-1])
-largest = sorted([names.index(name) for name in measured], key=lambda j: -effects[j])[:4]
+largest = sorted([names.index(name) for name in measured], key=lambda j: -effects[j])[
+    :4
+]
 
 fig, ax = plt.subplots()
 for j, colour in zip(largest, (BLUE, ORANGE, GREEN, PINK), strict=True):
-    ax.fill_between(seen, means[:, j] - 2 * scales[:, j], means[:, j] + 2 * scales[:, j], color=colour, alpha=0.3)
+    ax.fill_between(
+        seen,
+        means[:, j] - 2 * scales[:, j],
+        means[:, j] + 2 * scales[:, j],
+        color=colour,
+        alpha=0.3,
+    )
     ax.semilogx(seen, means[:, j], color=colour, label=names[j].replace("_", " "))
-ax.set(xlabel="rows seen", ylabel="weight, mean ± 2 deviations", title="The posterior narrows")
+ax.set(
+    xlabel="rows seen",
+    ylabel="weight, mean ± 2 deviations",
+    title="The posterior narrows",
+)
 _ = ax.legend(fontsize=9)
 
 # %% [markdown]
@@ -239,7 +268,9 @@ began = time.perf_counter()
 thousand_program = thousand.lower(means[-1], 0.01, *places).compile()
 seconds_to_compile_thousand = time.perf_counter() - began
 began = time.perf_counter()
-local = np.stack([np.asarray(thousand_program(means[-1], width, *places)) for width in widths])
+local = np.stack(
+    [np.asarray(thousand_program(means[-1], width, *places)) for width in widths]
+)
 seconds_of_thousand = time.perf_counter() - began
 
 table = pd.DataFrame(
@@ -255,14 +286,26 @@ table.round(3)
 # %% tags=["thumbnail"]
 fig, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 row = np.arange(1, rows_in_place + 1)
-for k, colour in zip((0, 1, 2, 3, 4), ("#1B1B1B", BLUE, GREEN, ORANGE, PINK), strict=True):
-    ax.semilogx(row, np.cumsum(local[k].mean(0)) / row, color=colour, label=f"width {widths[k]:g}")
+for k, colour in zip(
+    (0, 1, 2, 3, 4), ("#1B1B1B", BLUE, GREEN, ORANGE, PINK), strict=True
+):
+    ax.semilogx(
+        row,
+        np.cumsum(local[k].mean(0)) / row,
+        color=colour,
+        label=f"width {widths[k]:g}",
+    )
 ax.set(
     xlabel="rows of its place that a learner has seen",
     ylabel="average log loss, in nats",
     title="A thousand learners: one forest, or a thousand?",
 )
-_ = ax.legend(fontsize=9, title="around the\nwhole's weights", loc="center left", bbox_to_anchor=(1.0, 0.5))
+_ = ax.legend(
+    fontsize=9,
+    title="around the\nwhole's weights",
+    loc="center left",
+    bbox_to_anchor=(1.0, 0.5),
+)
 
 # %% [markdown]
 # *The narrowest start, the black line, cannot adapt. Wider ones learn their place within ten rows and have far

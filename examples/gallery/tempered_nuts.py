@@ -71,8 +71,12 @@ family = (visits[plan].diff().abs().sum(axis=1) > 1e-9).cumsum().to_numpy()
 if jax.default_backend() == "cpu":
     visits, family = visits[family % 8 == 0], family[family % 8 == 0]
 num_families = len(np.unique(family))
-print(f"RAND Health Insurance Experiment from statsmodels: {len(visits):,} rows, {num_families:,} families")
-print(f"visits to a doctor in a year: mean {visits['mdvis'].mean():.2f}, variance {visits['mdvis'].var():.1f}")
+print(
+    f"RAND Health Insurance Experiment from statsmodels: {len(visits):,} rows, {num_families:,} families"
+)
+print(
+    f"visits to a doctor in a year: mean {visits['mdvis'].mean():.2f}, variance {visits['mdvis'].var():.1f}"
+)
 
 # %%
 names = [
@@ -86,7 +90,8 @@ names = [
 x = np.column_stack(
     [
         np.ones(len(visits)),
-        visits["lncoins"] / np.log(96.0),  # log(share in percent + 1), from 0 (free) to 1 (95%)
+        visits["lncoins"]
+        / np.log(96.0),  # log(share in percent + 1), from 0 (free) to 1 (95%)
         visits["physlm"],
         visits["disea"] / 10.0,
         visits["hlthg"],
@@ -105,7 +110,9 @@ y = visits["mdvis"].to_numpy(int)
 
 # %%
 def poisson(x, y=None):
-    effects = numpyro.sample("effects", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
+    effects = numpyro.sample(
+        "effects", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1)
+    )
     with numpyro.plate("person_years", len(x)):
         numpyro.sample("visits", dist.Poisson(jnp.exp(x @ effects)), obs=y)
 
@@ -166,12 +173,20 @@ def sample(power):
 
 labels = {"coords": {"effect": names}, "dims": {"effects": ["effect"]}}
 runs = {"Bayes": sample(1.0), "tempered": sample(alpha)}
-posteriors = {name: nt.to_inference_data(mcmc, log_lik=False, **labels) for name, (mcmc, *_) in runs.items()}
+posteriors = {
+    name: nt.to_inference_data(mcmc, log_lik=False, **labels)
+    for name, (mcmc, *_) in runs.items()
+}
 
 # %%
-summaries = {name: az.summary(data, var_names=["effects"]) for name, data in posteriors.items()}
+summaries = {
+    name: az.summary(data, var_names=["effects"]) for name, data in posteriors.items()
+}
 columns = ["mean", "sd", "ess_bulk", "r_hat"]
-tables = {name: summary[columns].astype(float).set_axis(names) for name, summary in summaries.items()}
+tables = {
+    name: summary[columns].astype(float).set_axis(names)
+    for name, summary in summaries.items()
+}
 pd.concat(tables, axis=1).round(3)
 
 # %% [markdown]
@@ -180,15 +195,33 @@ pd.concat(tables, axis=1).round(3)
 
 # %% tags=["thumbnail"]
 fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-for shift, (name, data), colour in zip((0.15, -0.15), posteriors.items(), (BLUE, ORANGE), strict=True):
-    draws = data["posterior"]["effects"].sel(effect=names[1:]).stack(draws=("chain", "draw")).values
+for shift, (name, data), colour in zip(
+    (0.15, -0.15), posteriors.items(), (BLUE, ORANGE), strict=True
+):
+    draws = (
+        data["posterior"]["effects"]
+        .sel(effect=names[1:])
+        .stack(draws=("chain", "draw"))
+        .values
+    )
     low, middle, high = np.quantile(np.exp(draws), [0.025, 0.5, 0.975], axis=1)
     height = np.arange(len(names) - 1)[::-1] + shift
     label = f"{name}, alpha = {1.0 if name == 'Bayes' else alpha:.2g}"
-    ax.errorbar(middle, height, xerr=[middle - low, high - middle], fmt="o", color=colour, capsize=4, label=label)
+    ax.errorbar(
+        middle,
+        height,
+        xerr=[middle - low, high - middle],
+        fmt="o",
+        color=colour,
+        capsize=4,
+        label=label,
+    )
 ax.axvline(1.0, color=GREY, linestyle="--")
 ax.set_yticks(np.arange(len(names) - 1), names[:0:-1])
-ax.set(xlabel="visits are multiplied by (95% intervals)", title="What changes the number of visits to a doctor?")
+ax.set(
+    xlabel="visits are multiplied by (95% intervals)",
+    title="What changes the number of visits to a doctor?",
+)
 _ = ax.legend()
 
 # %% [markdown]

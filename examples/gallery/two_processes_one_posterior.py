@@ -66,11 +66,15 @@ jax.config.update("jax_enable_x64", True)
 # %%
 frame = load_breast_cancer(as_frame=True).frame
 measured = frame.drop(columns="target")
-x = np.column_stack([np.ones(len(frame)), (measured - measured.mean()) / measured.std()])
+x = np.column_stack(
+    [np.ones(len(frame)), (measured - measured.mean()) / measured.std()]
+)
 y = 1.0 - frame["target"].to_numpy()
 folder = Path(tempfile.mkdtemp())
 np.save(folder / "rows.npy", np.column_stack([x, y]))
-print(f"{len(x)} tumours, {x.shape[1]} columns with the intercept; malignant: {y.mean():.0%}")
+print(
+    f"{len(x)} tumours, {x.shape[1]} columns with the intercept; malignant: {y.mean():.0%}"
+)
 
 # %% [markdown]
 # ## One model, one fit
@@ -81,7 +85,9 @@ print(f"{len(x)} tumours, {x.shape[1]} columns with the intercept; malignant: {y
 
 # %%
 def model(x, y=None, mask=True):
-    weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
+    weights = numpyro.sample(
+        "weights", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ weights)
     with numpyro.plate("tumours", len(x)), numpyro.handlers.mask(mask=mask):
         numpyro.sample("malignant", dist.Bernoulli(logits=eta), obs=y)
@@ -90,7 +96,14 @@ def model(x, y=None, mask=True):
 def fit_rows(x, y, mask=True):
     at_eta = nt.expectations.gauss_hermite(predictor="eta")
     return nt.fit_gaussian(
-        jax.random.key(0), model, AutoMultivariateNormal, x, y, mask, alpha=0.5, expectation=at_eta
+        jax.random.key(0),
+        model,
+        AutoMultivariateNormal,
+        x,
+        y,
+        mask,
+        alpha=0.5,
+        expectation=at_eta,
     )
 
 
@@ -135,7 +148,9 @@ print(f"process {jax.process_index()} read {len(rows)} rows of {int(mask.sum())}
 if jax.process_index() == 0:
     np.savez(folder / "fit.npz", elbo=fit.elbo.value, **fit.params)
 """
-script = script.replace("MODEL", inspect.getsource(model)).replace("FIT", inspect.getsource(fit_rows))
+script = script.replace("MODEL", inspect.getsource(model)).replace(
+    "FIT", inspect.getsource(fit_rows)
+)
 (folder / "fit.py").write_text(script)
 
 with socket.socket() as listener:
@@ -159,7 +174,9 @@ try:
         output, errors = worker.communicate(timeout=120)
         if worker.returncode:
             raise RuntimeError(errors)
-        print(output[output.index("process ") :], end="")  # without the lines of gloo, which carries the sums
+        print(
+            output[output.index("process ") :], end=""
+        )  # without the lines of gloo, which carries the sums
 finally:
     for worker in workers:
         worker.kill()
@@ -175,7 +192,9 @@ print(f"ELBO: {abs(two['elbo'] / one.elbo.value - 1):.0e} relative difference")
 for name, value in one.params.items():
     largest = np.max(np.abs(two[name] - value)) / np.max(np.abs(value))
     print(f"{name}: {largest:.0e} of the largest entry, at most")
-    np.testing.assert_allclose(two[name], value, rtol=1e-6, atol=1e-6 * np.max(np.abs(value)))
+    np.testing.assert_allclose(
+        two[name], value, rtol=1e-6, atol=1e-6 * np.max(np.abs(value))
+    )
 
 # %% [markdown]
 # ## Eight hospitals that share no array
@@ -201,16 +220,23 @@ batch_loc, batch_factor = one.params["auto_loc"], one.params["auto_scale_tril"]
 
 def distance(posterior):
     """Root mean square of the means less those of all rows, in standard deviations of the posterior."""
-    return float(np.sqrt(np.mean(np.linalg.solve(batch_factor, posterior.loc - batch_loc) ** 2)))
+    return float(
+        np.sqrt(np.mean(np.linalg.solve(batch_factor, posterior.loc - batch_loc) ** 2))
+    )
 
 
 rule = nt.online.rvga()
 # A round of the stream is a batch of one tumour.
-states = [nt.online.run(rule, loss, rule.init(prior), x[:, None], y[:, None])[0] for x, y in hospitals]
+states = [
+    nt.online.run(rule, loss, rule.init(prior), x[:, None], y[:, None])[0]
+    for x, y in hospitals
+]
 merged = states[0]
 for state in states[1:]:
     merged = nt.online.merge(rule, merged, state)
-print(f"merged once: {distance(merged.posterior):.2f} standard deviations from the posterior of all rows")
+print(
+    f"merged once: {distance(merged.posterior):.2f} standard deviations from the posterior of all rows"
+)
 
 # %% [markdown]
 # **Merge in rounds.** A hospital fits its rows *to what the others know*, and sends the change of its factor. The
@@ -224,13 +250,18 @@ factors = [pvi.factor(server, part) for part in range(8)]
 distances = []
 clock = [time.perf_counter()]
 for _ in range(12):
-    factors = [pvi.refit(factor, server, *rows) for factor, rows in zip(factors, hospitals, strict=True)]
+    factors = [
+        pvi.refit(factor, server, *rows)
+        for factor, rows in zip(factors, hospitals, strict=True)
+    ]
     server = pvi.combine(server, [factor.change for factor in factors])
     distances.append(distance(server.posterior))
     clock.append(time.perf_counter())
 message = nt.online.to_bytes(factors[0].change)
 print(f"a hospital sends {len(message):,} bytes a round")
-print("rounds 1, 4, 8, 12:", ", ".join(f"{distances[k - 1]:.1g}" for k in (1, 4, 8, 12)))
+print(
+    "rounds 1, 4, 8, 12:", ", ".join(f"{distances[k - 1]:.1g}" for k in (1, 4, 8, 12))
+)
 
 # %% [markdown]
 # To try this on rows that are all here, `run_partitioned` makes the same rounds in one call, and stops where they
@@ -238,11 +269,15 @@ print("rounds 1, 4, 8, 12:", ", ".join(f"{distances[k - 1]:.1g}" for k in (1, 4,
 
 # %%
 run = nt.online.run_partitioned(pvi, prior, hospitals)
-print(f"converged: {run.converged}, after {len(run.move)} rounds, {distance(run.posterior):.1g} from all rows")
+print(
+    f"converged: {run.converged}, after {len(run.move)} rounds, {distance(run.posterior):.1g} from all rows"
+)
 
 # %% tags=["thumbnail"]
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
-scales = [np.linalg.norm(factor, axis=1) for factor in (batch_factor, two["auto_scale_tril"])]
+scales = [
+    np.linalg.norm(factor, axis=1) for factor in (batch_factor, two["auto_scale_tril"])
+]
 left.plot(batch_loc, two["auto_loc"], "o", color=BLUE, label="mean")
 left.plot(*scales, "o", color=ORANGE, label="standard deviation")
 left.axline((0, 0), slope=1, color=GREY, linewidth=1, zorder=0)
@@ -256,7 +291,14 @@ left.set(
 left.legend()
 right.semilogy(range(1, 13), distances, "o-", color=BLUE)
 right.axhline(distance(merged.posterior), color=ORANGE)
-right.text(12, 0.93 * distance(merged.posterior), "merged once", color=ORANGE, ha="right", va="top")
+right.text(
+    12,
+    0.93 * distance(merged.posterior),
+    "merged once",
+    color=ORANGE,
+    ha="right",
+    va="top",
+)
 right.text(5.3, 1.1 * distances[4], "in rounds", color=BLUE)
 _ = right.set(
     xlabel="round",
@@ -297,8 +339,12 @@ _ = right.set(
 print(f"device      {jax.devices()[0].device_kind} ({jax.default_backend()})")
 packages = ["jax", "numpyro", "arviz", "numpyro_tempered"]
 print("versions   ", ", ".join(f"{name} {version(name)}" for name in packages))
-print(f"one         a fit of {len(x)} rows in {seconds_of_one:.1f} s, compilation included")
-print(f"two         the same in {seconds_of_two:.1f} s, with the start of two Python processes")
+print(
+    f"one         a fit of {len(x)} rows in {seconds_of_one:.1f} s, compilation included"
+)
+print(
+    f"two         the same in {seconds_of_two:.1f} s, with the start of two Python processes"
+)
 refits, seconds_of_rounds = 8 * (len(distances) - 1), clock[-1] - clock[1]
 print(
     f"rounds      the first in {clock[1] - clock[0]:.1f} s, compilation included;",

@@ -111,10 +111,18 @@ per_franc = frame["foodexp"].std() / frame["income"].std()
 # %%
 alphas = [0.125, 0.25, 0.5, 1.0]
 began = time.perf_counter()
-criteria = {"for predictions": nt.alpha.safe_bayes(), "for intervals": nt.alpha.magnitude()}
+criteria = {
+    "for predictions": nt.alpha.safe_bayes(),
+    "for intervals": nt.alpha.magnitude(),
+}
 choices = {
     aim: nt.select_alpha(
-        jax.random.key(0), line, AutoMultivariateNormal, *francs, alphas=alphas, criterion=criterion
+        jax.random.key(0),
+        line,
+        AutoMultivariateNormal,
+        *francs,
+        alphas=alphas,
+        criterion=criterion,
     )
     for aim, criterion in criteria.items()
 }
@@ -138,7 +146,9 @@ draws = {
     "tempered": choices["for intervals"].fit,
 }
 for name, fit in draws.items():
-    slope = 100 * per_franc * nt.to_inference_data(fit)["posterior"]["line"].values[..., 1]
+    slope = (
+        100 * per_franc * nt.to_inference_data(fit)["posterior"]["line"].values[..., 1]
+    )
     low, high = np.quantile(slope, [0.025, 0.975])
     print(
         f"{name:8s} alpha {fit.alpha:.2f}: of another 100 francs {slope.mean():.0f} go to food,",
@@ -162,19 +172,27 @@ def negative_log_likelihood(theta, x, y):
     return -jnp.sum(dist.Normal(theta[0] + theta[1] * x, jnp.exp(theta[2])).log_prob(y))
 
 
-loss = nt.expectations.monte_carlo(negative_log_likelihood, num_particles=16, antithetic=True)
+loss = nt.expectations.monte_carlo(
+    negative_log_likelihood, num_particles=16, antithetic=True
+)
 prior = nt.families.FullRank(jnp.array([0.0, 0.0, -0.5]), jnp.eye(3))
 
 
 def fit(rows, alpha, x, y):
     """Slope, its standard deviation, and the loss of the rows left out, of the mean and of draws."""
     objective = nt.descent.objective(loss, prior, x[rows], y[rows], alpha=alpha)
-    result = nt.descent.minimise(objective, prior, tolerance=1e-3, rng_key=jax.random.key(2))
+    result = nt.descent.minimise(
+        objective, prior, tolerance=1e-3, rng_key=jax.random.key(2)
+    )
     q = result.posterior  # mean q.loc, covariance q.factor @ q.factor.T
     left_out = jnp.ones(len(x)).at[rows].set(0.0)
 
     def per_row(theta):
-        return -dist.Normal(theta[0] + theta[1] * x, jnp.exp(theta[2])).log_prob(y) @ left_out / left_out.sum()
+        return (
+            -dist.Normal(theta[0] + theta[1] * x, jnp.exp(theta[2])).log_prob(y)
+            @ left_out
+            / left_out.sum()
+        )
 
     theta = q.loc + jax.random.normal(jax.random.key(3), (100, 3)) @ q.factor.T
     return (
@@ -186,8 +204,14 @@ def fit(rows, alpha, x, y):
     )
 
 
-samples = jnp.asarray(np.random.default_rng(4).integers(len(frame), size=(num_samples, len(frame))))
-all_fits = jax.jit(jax.vmap(jax.vmap(fit, in_axes=(None, 0, None, None)), in_axes=(0, None, None, None)))
+samples = jnp.asarray(
+    np.random.default_rng(4).integers(len(frame), size=(num_samples, len(frame)))
+)
+all_fits = jax.jit(
+    jax.vmap(
+        jax.vmap(fit, in_axes=(None, 0, None, None)), in_axes=(0, None, None, None)
+    )
+)
 began = time.perf_counter()
 program = all_fits.lower(samples, grid, *francs).compile()
 seconds_to_compile = time.perf_counter() - began
@@ -205,7 +229,11 @@ for name, (slope, sd, of_mean, of_draws, converged) in studies.items():
     truth = np.polyfit(x, y, 1)[0]
     covered = np.mean(np.abs(slope - truth) < 1.96 * sd, axis=0)
     rows[name] = pd.DataFrame(
-        {"coverage": covered, "loss of the mean": of_mean.mean(0), "loss of draws": of_draws.mean(0)},
+        {
+            "coverage": covered,
+            "loss of the mean": of_mean.mean(0),
+            "loss of draws": of_draws.mean(0),
+        },
         index=pd.Index(np.asarray(grid).round(3), name="alpha"),
     )
     print(f"{name}: {np.mean(converged):.1%} of {converged.size:,} fits converged")
@@ -219,14 +247,23 @@ pd.concat(rows, axis=1).round(3)
 # %%
 for aim, criterion in criteria.items():
     choice = nt.select_alpha(
-        jax.random.key(0), line, AutoMultivariateNormal, *logs, alphas=alphas, criterion=criterion
+        jax.random.key(0),
+        line,
+        AutoMultivariateNormal,
+        *logs,
+        alphas=alphas,
+        criterion=criterion,
     )
     print(f"{aim}: {choice.advice}\n")
 
 # %% tags=["thumbnail"]
-fig, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained")
+fig, (top, bottom) = plt.subplots(
+    2, 1, figsize=(7, 6), sharex=True, layout="constrained"
+)
 for (name, table), colour in zip(rows.items(), (BLUE, ORANGE), strict=True):
-    top.semilogx(table.index, table["coverage"], "o-", color=colour, label=f"line in {name}")
+    top.semilogx(
+        table.index, table["coverage"], "o-", color=colour, label=f"line in {name}"
+    )
     bottom.semilogx(
         table.index,
         table["loss of the mean"] - table["loss of the mean"].iloc[-1],

@@ -77,7 +77,9 @@ def begin(point: T, max_iter: int, *, batched: bool = True) -> Ascent[T]:
     return Ascent(point, *arrays)
 
 
-def advance(step: Step[T], ascent: Ascent[T], until: Array | int, tolerance: Array) -> Ascent[T]:
+def advance(
+    step: Step[T], ascent: Ascent[T], until: Array | int, tolerance: Array
+) -> Ascent[T]:
     """Passes until all starts have ended, or ``until`` passes are done.
 
     Args:
@@ -99,16 +101,24 @@ def record(ascent: Ascent[T], after: Iterate[T], tolerance: Array) -> Ascent[T]:
     gain = objective - ascent.objective
     # The first pass gains without bound: it ends nothing.
     converged = active & jnp.isfinite(gain) & (gain <= tolerance)
-    fall = jnp.where(active & (gain < -after.rounding), jnp.maximum(ascent.fall, -gain), ascent.fall)
+    fall = jnp.where(
+        active & (gain < -after.rounding), jnp.maximum(ascent.fall, -gain), ascent.fall
+    )
 
     def replace_active(new: Array, old: Array) -> Array:
         # The loop has ended when a single start has.
-        return jnp.where(jnp.reshape(active, (-1,) + (1,) * (new.ndim - 1)), new, old) if active.ndim else new
+        return (
+            jnp.where(jnp.reshape(active, (-1,) + (1,) * (new.ndim - 1)), new, old)
+            if active.ndim
+            else new
+        )
 
     return Ascent(
         jax.tree.map(replace_active, after.point, ascent.point),
         replace_active(objective, ascent.objective),
-        jnp.asarray(ascent.trace).at[ascent.num_steps].set(jnp.where(active, objective, jnp.nan)),
+        jnp.asarray(ascent.trace)
+        .at[ascent.num_steps]
+        .set(jnp.where(active, objective, jnp.nan)),
         ascent.num_iter + active,
         active & ~converged & jnp.isfinite(objective),
         ascent.converged | converged,

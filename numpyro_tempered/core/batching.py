@@ -13,7 +13,9 @@ Rows = TypeVar("Rows")
 Values = TypeVar("Values")
 
 
-def map_batches(function: Callable[[Rows], Values], rows: Rows, batch_size: int) -> Values:
+def map_batches(
+    function: Callable[[Rows], Values], rows: Rows, batch_size: int
+) -> Values:
     """As ``jax.lax.map(function, rows, batch_size=batch_size)``, in batches of one size.
 
     ``lax.map`` compiles the function once for the batches and again for the remainder. Here the first rows fill
@@ -32,7 +34,9 @@ def map_batches(function: Callable[[Rows], Values], rows: Rows, batch_size: int)
     """
     lengths = sorted({leaf.shape[0] for leaf in jax.tree.leaves(rows)})
     if len(lengths) != 1:
-        raise ValueError(f"rows must have one common leading axis, got axes of {lengths}.")
+        raise ValueError(
+            f"rows must have one common leading axis, got axes of {lengths}."
+        )
     (num_rows,) = lengths
     num_batches = max(1, -(-num_rows // batch_size))
     each = max(1, -(-num_rows // num_batches))
@@ -40,9 +44,17 @@ def map_batches(function: Callable[[Rows], Values], rows: Rows, batch_size: int)
     if num_rows and short:
         rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:short]]), rows)
     mapped = jax.lax.map(function, rows, batch_size=each)
-    return jax.tree.map(lambda leaf: leaf[:num_rows], mapped) if num_rows and short else mapped
+    return (
+        jax.tree.map(lambda leaf: leaf[:num_rows], mapped)
+        if num_rows and short
+        else mapped
+    )
 
 
-def compiled_map(function: Callable[[Rows], Values], rows: Rows, batch_size: int) -> Values:
+def compiled_map(
+    function: Callable[[Rows], Values], rows: Rows, batch_size: int
+) -> Values:
     """:func:`map_batches` as one program, outside of transformations: see :func:`compile_once`."""
-    return compile_once(lambda rows: map_batches(function, rows, batch_size), rows)(rows)
+    return compile_once(lambda rows: map_batches(function, rows, batch_size), rows)(
+        rows
+    )

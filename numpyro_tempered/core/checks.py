@@ -33,7 +33,9 @@ def is_traced(*values: object) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
-def check_number(value: T, name: str, interval: str = "(-inf, inf)", *, hint: str = "") -> T:
+def check_number(
+    value: T, name: str, interval: str = "(-inf, inf)", *, hint: str = ""
+) -> T:
     """One real number in an interval.
 
     Args:
@@ -57,19 +59,27 @@ def check_number(value: T, name: str, interval: str = "(-inf, inf)", *, hint: st
     if is_traced(value):
         shape = getattr(value, "shape", ())
         if shape != ():
-            raise ValueError(f"{name} must be one number, got shape {shape}.{_after(hint)}")
+            raise ValueError(
+                f"{name} must be one number, got shape {shape}.{_after(hint)}"
+            )
         return value
     array = np.asarray(value)
     if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
         raise TypeError(f"{name} must be a number, got {value!r}.{_after(hint)}")
     if array.shape != ():
-        raise ValueError(f"{name} must be one number, got shape {array.shape}.{_after(hint)}")
+        raise ValueError(
+            f"{name} must be one number, got shape {array.shape}.{_after(hint)}"
+        )
     if not contains(interval, array):
-        raise ValueError(f"{name} must be {_PHRASES.get(interval, f'in {interval}')}, got {value}.{_after(hint)}")
+        raise ValueError(
+            f"{name} must be {_PHRASES.get(interval, f'in {interval}')}, got {value}.{_after(hint)}"
+        )
     return value
 
 
-def check_numbers(value: T, name: str, interval: str = "(-inf, inf)", *, hint: str = "") -> T:
+def check_numbers(
+    value: T, name: str, interval: str = "(-inf, inf)", *, hint: str = ""
+) -> T:
     """An array of real numbers, all in an interval; as :func:`check_number`, with the first entry that is not.
 
     Raises:
@@ -85,7 +95,9 @@ def check_numbers(value: T, name: str, interval: str = "(-inf, inf)", *, hint: s
         index = tuple(int(i) for i in np.argwhere(outside)[0])
         place = f" at index {index if len(index) > 1 else index[0]}" if index else ""
         expected = _PHRASES.get(interval, f"in {interval}")
-        raise ValueError(f"{name} must be {expected}, got {array[index]}{place}.{_after(hint)}")
+        raise ValueError(
+            f"{name} must be {expected}, got {array[index]}{place}.{_after(hint)}"
+        )
     return value
 
 
@@ -96,10 +108,14 @@ def check_real(dtype: np.dtype, name: str, *, hint: str = "") -> None:
         TypeError: If it is of another kind.
     """
     if dtype.kind not in "fiub" and dtype.name != "bfloat16":
-        raise TypeError(f"{name} must be real numbers, got dtype {dtype}.{_after(hint)}")
+        raise TypeError(
+            f"{name} must be real numbers, got dtype {dtype}.{_after(hint)}"
+        )
 
 
-def check_count(value: int, name: str, least: int = 1, most: int | None = None, *, hint: str = "") -> int:
+def check_count(
+    value: int, name: str, least: int = 1, most: int | None = None, *, hint: str = ""
+) -> int:
     """A whole number from ``least`` to ``most``.
 
     Raises:
@@ -111,7 +127,9 @@ def check_count(value: int, name: str, least: int = 1, most: int | None = None, 
         count = None
     if count is None or count < least or (most is not None and count > most):
         above = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name} must be an integer {above}, got {value!r}.{_after(hint)}")
+        raise ValueError(
+            f"{name} must be an integer {above}, got {value!r}.{_after(hint)}"
+        )
     return count
 
 
@@ -144,7 +162,9 @@ def check_record(value: object, name: str, kind: type[T], example: str) -> T:
         TypeError: If it is another object.
     """
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, such as {example}, got {describe(value)}.")
+        raise TypeError(
+            f"{name} must be a {kind.__name__}, such as {example}, got {describe(value)}."
+        )
     return value
 
 
@@ -161,9 +181,13 @@ def check_key(value: T, call: str) -> T:
         TypeError: rng_key must be a key, such as jax.random.key(0), got 0: the call is fit(rng_key, x).
     """
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
-    typed = isinstance(value, Array) and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    typed = isinstance(value, Array) and jax.dtypes.issubdtype(
+        dtype, jax.dtypes.prng_key
+    )
     # Keys of jax.random.PRNGKey are vectors of two numbers, or of four.
-    if not (typed and shape == ()) and not (dtype == np.uint32 and shape in ((2,), (4,))):
+    if not (typed and shape == ()) and not (
+        dtype == np.uint32 and shape in ((2,), (4,))
+    ):
         hint = " Take one of them, by rng_key[0]." if typed else ""
         got = f"{describe(value)}: the call is {call}.{hint}"
         raise TypeError(f"rng_key must be a key, such as jax.random.key(0), got {got}")
@@ -197,7 +221,10 @@ def call_of(function: Callable[..., object]) -> str:
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             names.append(f"*{name}")
-        elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty:
+        elif (
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            and parameter.default is parameter.empty
+        ):
             names += [] if name == "self" else [name]
         else:
             others = True
@@ -217,7 +244,11 @@ def describe(value: object) -> str:
         return f"the class {value.__name__}"
     shape, name = getattr(value, "shape", None), getattr(value, "__name__", None)
     if isinstance(shape, tuple):
-        kind = "an array" if isinstance(value, np.ndarray | Array) else f"a {type(value).__name__}"
+        kind = (
+            "an array"
+            if isinstance(value, np.ndarray | Array)
+            else f"a {type(value).__name__}"
+        )
         return f"{kind} of shape {shape}"
     if callable(value) and name is not None:
         return f"the function {name}"

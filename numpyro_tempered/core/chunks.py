@@ -16,7 +16,9 @@ Chunk = TypeVar("Chunk", bound=tuple[object, ...])
 MOST_SHAPES = 4
 
 
-def blocks(chunks: Iterable[Chunk], size: int, skip: int = 0) -> Iterator[tuple[Chunk, int]]:
+def blocks(
+    chunks: Iterable[Chunk], size: int, skip: int = 0
+) -> Iterator[tuple[Chunk, int]]:
     """The rows of the chunks in blocks of exactly ``size`` rows, the last one padded, and their number.
 
     Args:
@@ -38,7 +40,9 @@ def blocks(chunks: Iterable[Chunk], size: int, skip: int = 0) -> Iterator[tuple[
         chunk_rows = len(jax.tree.leaves(chunk)[0])
         none = jax.tree.map(lambda leaf: leaf[:0], chunk)
         model = none if model is None else _joint(none, model, number)
-        chunk = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype, copy=False), chunk, model)
+        chunk = jax.tree.map(
+            lambda leaf, like: leaf.astype(like.dtype, copy=False), chunk, model
+        )
         start = min(skip, chunk_rows)
         skip -= start
         while start < chunk_rows:
@@ -65,7 +69,9 @@ def read_chunk(chunk: Chunk, number: int) -> Chunk:
         ValueError: If it is no tuple of arrays with one common leading axis.
     """
     if not isinstance(chunk, tuple | list):
-        raise ValueError(f"a chunk must be a tuple of arrays, such as (x, y), got {type(chunk).__name__}.")
+        raise ValueError(
+            f"a chunk must be a tuple of arrays, such as (x, y), got {type(chunk).__name__}."
+        )
     arrays = jax.tree.map(to_host, held_arrays(tuple(chunk), f"chunk {number}"))
     common_rows(arrays, f"chunk {number}")
     return arrays
@@ -77,7 +83,9 @@ def _joint(none: Chunk, model: Chunk, number: int) -> Chunk:
     Raises:
         ValueError: If the structure or the shape of a row differ.
     """
-    shapes, expected = ([leaf.shape[1:] for leaf in jax.tree.leaves(part)] for part in (none, model))
+    shapes, expected = (
+        [leaf.shape[1:] for leaf in jax.tree.leaves(part)] for part in (none, model)
+    )
     if shapes != expected or jax.tree.structure(none) != jax.tree.structure(model):  # type: ignore[operator]
         raise ValueError(
             f"chunk {number} has rows of shapes {few(shapes)}, the first of {few(expected)}: all must agree."
@@ -93,10 +101,16 @@ def few(shapes: Sequence[object]) -> str:
 
 def join(parts: Sequence[T]) -> T:
     """Chunks of one structure as one, their rows in order."""
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    return (
+        parts[0]
+        if len(parts) == 1
+        else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    )
 
 
-def pad_batch(*data: object, size: int | None = None) -> tuple[tuple[object, ...], np.ndarray]:
+def pad_batch(
+    *data: object, size: int | None = None
+) -> tuple[tuple[object, ...], np.ndarray]:
     """A batch of n rows with more rows to reach ``size``, and the mask of those that are data.
 
     On the host, in NumPy: a padding by JAX would itself be compiled for each n.
@@ -125,7 +139,9 @@ def pad_batch(*data: object, size: int | None = None) -> tuple[tuple[object, ...
     size = 1 << max(num_rows - 1, 0).bit_length() if size is None else size
     if not num_rows <= size or size < 1:
         raise ValueError(f"a batch of {num_rows} rows does not fit size = {size}.")
-    return jax.tree.map(lambda leaf: grow(leaf, size), arrays), np.arange(size) < num_rows
+    return jax.tree.map(lambda leaf: grow(leaf, size), arrays), np.arange(
+        size
+    ) < num_rows
 
 
 def common_rows(arrays: object, name: str, least: int = 0, *, hint: str = "") -> int:
@@ -138,7 +154,9 @@ def common_rows(arrays: object, name: str, least: int = 0, *, hint: str = "") ->
     lengths = {shape[:1] for shape in shapes}
     if len(lengths) != 1 or () in lengths or shapes[0][0] < least:
         rows = f" of at least {least}" if least else ""
-        hint += " Join lists of arrays by numpy.stack." if len(shapes) > MOST_SHAPES else ""
+        hint += (
+            " Join lists of arrays by numpy.stack." if len(shapes) > MOST_SHAPES else ""
+        )
         raise ValueError(
             f"{name} needs arrays with one common leading axis{rows}, got shapes {few(shapes)}.{hint}"
         )

@@ -53,7 +53,11 @@ def advise_cache(name: str, since: float) -> None:
         since: ``CLOCK.read()`` at its beginning.
     """
     seconds = CLOCK.read() - since
-    if seconds <= LONG or CLOCK.has_advised or getattr(jax.config, "jax_compilation_cache_dir", None):
+    if (
+        seconds <= LONG
+        or CLOCK.has_advised
+        or getattr(jax.config, "jax_compilation_cache_dir", None)
+    ):
         return
     CLOCK.has_advised = True
     warn_caller(

@@ -10,7 +10,9 @@ from numpyro_tempered.core.typing import Array
 Value = TypeVar("Value")
 
 
-def forward_else_reverse(forward: Callable[[], Value], reverse: Callable[[], Value]) -> Value:
+def forward_else_reverse(
+    forward: Callable[[], Value], reverse: Callable[[], Value]
+) -> Value:
     """The value of ``forward``, or of ``reverse`` where a function has no rule for forward mode.
 
     Such functions are those of ``jax.custom_vjp``: the solutions of differential equations by
@@ -24,13 +26,18 @@ def forward_else_reverse(forward: Callable[[], Value], reverse: Callable[[], Val
         return reverse()
 
 
-def hessian_product(gradient: Callable[[Array], Array], point: Array, vector: Array) -> Array:
+def hessian_product(
+    gradient: Callable[[Array], Array], point: Array, vector: Array
+) -> Array:
     """The product of a vector with the derivative of a gradient, which is symmetric, so either mode gives it."""
     return forward_else_reverse(
-        lambda: jax.jvp(gradient, (point,), (vector,))[1], lambda: jax.vjp(gradient, point)[1](vector)[0]
+        lambda: jax.jvp(gradient, (point,), (vector,))[1],
+        lambda: jax.vjp(gradient, point)[1](vector)[0],
     )
 
 
 def jacobian(function: Callable[[Array], Array], point: Array) -> Array:
     """The derivatives of a function of few arguments, ``(*out, d)``."""
-    return forward_else_reverse(lambda: jax.jacfwd(function)(point), lambda: jax.jacrev(function)(point))
+    return forward_else_reverse(
+        lambda: jax.jacfwd(function)(point), lambda: jax.jacrev(function)(point)
+    )

@@ -29,7 +29,14 @@ def text(result: tuple) -> str:
     margin = max((len(name) for name, _ in rows), default=0) + 4
     blank = " " * margin
     lines = [
-        "\n".join(textwrap.wrap(value, WIDTH, initial_indent=f"  {name:<{margin - 2}}", subsequent_indent=blank))
+        "\n".join(
+            textwrap.wrap(
+                value,
+                WIDTH,
+                initial_indent=f"  {name:<{margin - 2}}",
+                subsequent_indent=blank,
+            )
+        )
         for name, value in rows
     ]
     return "\n".join([type(result).__name__, *lines])
@@ -47,7 +54,9 @@ def table(result: tuple) -> str:
 
 def fields(result: tuple) -> list[tuple[str, str]]:
     """Names and values of the fields, as words."""
-    return [(name, words(getattr(result, name)) or "(empty)") for name in names_of(result)]
+    return [
+        (name, words(getattr(result, name)) or "(empty)") for name in names_of(result)
+    ]
 
 
 def names_of(result: tuple) -> tuple[str, ...]:
@@ -64,12 +73,18 @@ def words(value: object) -> str:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _tuple(value)
     if isinstance(value, Mapping) and not hasattr(value, "groups"):
-        return _few((f"{key}: {words(each)}" for key, each in value.items()), len(value), "entries")
+        return _few(
+            (f"{key}: {words(each)}" for key, each in value.items()),
+            len(value),
+            "entries",
+        )
     if isinstance(value, tuple | list):
         return _few(map(words, value), len(value), "entries")
     if hasattr(value, "groups") and not isinstance(value, type):
         groups = value.groups() if callable(value.groups) else value.groups
-        return "ArviZ data: " + ", ".join(name.strip("/") for name in groups if name.strip("/"))
+        return "ArviZ data: " + ", ".join(
+            name.strip("/") for name in groups if name.strip("/")
+        )
     if isinstance(value, Callable):  # type: ignore[arg-type]
         return getattr(value, "__qualname__", type(value).__name__)
     return type(value).__name__
@@ -79,8 +94,17 @@ def _array(value: ArrayLike) -> str:
     kind = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     is_plain = jnp.issubdtype(kind, np.number) or jnp.issubdtype(kind, np.bool_)
     # Memory that was donated to a program is gone.
-    is_gone = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.is_deleted()
-    if isinstance(value, jax.core.Tracer) or is_gone or np.size(value) > FEW or not is_plain:
+    is_gone = (
+        isinstance(value, jax.Array)
+        and not isinstance(value, jax.core.Tracer)
+        and value.is_deleted()
+    )
+    if (
+        isinstance(value, jax.core.Tracer)
+        or is_gone
+        or np.size(value) > FEW
+        or not is_plain
+    ):
         return f"{kind}{list(np.shape(value))}"
     numbers = np.asarray(value)
     if numbers.ndim == 0:
@@ -91,8 +115,12 @@ def _array(value: ArrayLike) -> str:
 def _tuple(value: tuple) -> str:
     if hasattr(value, "name") and isinstance(value.name, str):
         return value.name
-    inner = ", ".join(f"{name} {words(getattr(value, name))}" for name in names_of(value))
-    return textwrap.shorten(f"{type(value).__name__}: {inner}", 2 * WIDTH, placeholder=" ...")
+    inner = ", ".join(
+        f"{name} {words(getattr(value, name))}" for name in names_of(value)
+    )
+    return textwrap.shorten(
+        f"{type(value).__name__}: {inner}", 2 * WIDTH, placeholder=" ..."
+    )
 
 
 def _few(parts: Iterable[str], number: int, noun: str) -> str:

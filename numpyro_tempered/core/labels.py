@@ -25,7 +25,11 @@ def axis_labels(data: PyTree) -> dict[str, np.ndarray]:
     labels: dict[str, np.ndarray] = {}
     disputed = set()
     for name, values in _named_axes(data):
-        disputed |= {name} if name in labels and not np.array_equal(labels[name], values) else set()
+        disputed |= (
+            {name}
+            if name in labels and not np.array_equal(labels[name], values)
+            else set()
+        )
         labels[name] = values
     return {name: values for name, values in labels.items() if name not in disputed}
 

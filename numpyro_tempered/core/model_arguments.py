@@ -36,15 +36,25 @@ def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStru
         TypeError: If an argument is neither an array nor hashable.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
-    is_array = tuple(hasattr(leaf, "ndim") or isinstance(leaf, float) for leaf in leaves)
-    static = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
-    structure = ArgumentStructure(tree, is_array, static, tuple(type(leaf) for leaf in static))
+    is_array = tuple(
+        hasattr(leaf, "ndim") or isinstance(leaf, float) for leaf in leaves
+    )
+    static = tuple(
+        None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)
+    )
+    structure = ArgumentStructure(
+        tree, is_array, static, tuple(type(leaf) for leaf in static)
+    )
     try:
         hash(structure)
     except TypeError as error:
         kinds = sorted({kind.__name__ for kind in structure.kinds})
-        raise TypeError(f"arguments must be arrays or hashable values, got objects of types {kinds}.") from error
-    arrays = tuple(_to_jax(leaf) for leaf, array in zip(leaves, is_array, strict=True) if array)
+        raise TypeError(
+            f"arguments must be arrays or hashable values, got objects of types {kinds}."
+        ) from error
+    arrays = tuple(
+        _to_jax(leaf) for leaf, array in zip(leaves, is_array, strict=True) if array
+    )
     return arrays, structure
 
 
@@ -59,7 +69,10 @@ def _to_jax(leaf: object) -> Array:
 
 def join(arrays: tuple[Array, ...], structure: ArgumentStructure) -> tuple[tuple, dict]:
     """The arguments that :func:`separate` took apart."""
-    remaining, pairs = iter(arrays), zip(structure.static, structure.is_array, strict=True)
+    remaining, pairs = (
+        iter(arrays),
+        zip(structure.static, structure.is_array, strict=True),
+    )
     leaves = [next(remaining) if array else leaf for leaf, array in pairs]
     args, kwargs = jax.tree.unflatten(structure.tree, leaves)
     return args, kwargs

@@ -12,10 +12,15 @@ import jax.extend.core
 FEW_OPERATIONS, ROUNDS = 5e7, 30
 # What loses at level 0 as many additions do, as measured.
 _FACTORS = {
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "digamma", "erf_inv"), 25),
+    **dict.fromkeys(
+        ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "digamma", "erf_inv"),
+        25,
+    ),
     **dict.fromkeys(("lgamma", "bessel_i0e", "bessel_i1e"), 50),
     "sort": 100,
-    **dict.fromkeys(("igamma", "igammac", "regularized_incomplete_beta", "polygamma", "zeta"), 500),
+    **dict.fromkeys(
+        ("igamma", "igammac", "regularized_incomplete_beta", "polygamma", "zeta"), 500
+    ),
     "random_gamma": 1500,
 }
 
@@ -38,11 +43,17 @@ def count_operations(jaxpr: Any) -> float:
     for equation in jaxpr.eqns:
         parts = jax.tree.leaves(
             list(equation.params.values()),
-            is_leaf=lambda part: isinstance(part, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr),
+            is_leaf=lambda part: isinstance(
+                part, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr
+            ),
         )
-        inner = [getattr(part, "jaxpr", part) for part in parts if hasattr(part, "eqns")]
+        inner = [
+            getattr(part, "jaxpr", part) for part in parts if hasattr(part, "eqns")
+        ]
         if inner:
-            rounds = equation.params.get("length", ROUNDS if equation.primitive.name == "while" else 1)
+            rounds = equation.params.get(
+                "length", ROUNDS if equation.primitive.name == "while" else 1
+            )
             total += rounds * sum(map(count_operations, inner))
         else:
             total += sum(map(_size, equation.outvars)) * _factor(equation)

@@ -17,7 +17,11 @@ def in_order(jaxpr: Jaxpr) -> Jaxpr:
     order: list[JaxprEqn] = []
     begun: set[int] = set()
     # Each operation is met twice: before and after those that it depends on.
-    stack = [(makers[atom], False) for atom in reversed(jaxpr.outvars) if _is_made(atom, makers)]
+    stack = [
+        (makers[atom], False)
+        for atom in reversed(jaxpr.outvars)
+        if _is_made(atom, makers)
+    ]
     while stack:
         equation, is_ready = stack.pop()
         if is_ready:
@@ -25,8 +29,15 @@ def in_order(jaxpr: Jaxpr) -> Jaxpr:
         elif id(equation) not in begun:
             begun.add(id(equation))
             stack.append((equation, True))
-            stack += [(makers[atom], False) for atom in reversed(equation.invars) if _is_made(atom, makers)]
-    eqns = [each.replace(params={k: _inside(v) for k, v in each.params.items()}) for each in order]
+            stack += [
+                (makers[atom], False)
+                for atom in reversed(equation.invars)
+                if _is_made(atom, makers)
+            ]
+    eqns = [
+        each.replace(params={k: _inside(v) for k, v in each.params.items()})
+        for each in order
+    ]
     return jaxpr.replace(eqns=eqns)
 
 

@@ -55,9 +55,11 @@ def packing_of(tree: PyTree, max_size: float = MAX_SIZE) -> Packing:
         sizes[where] = sizes.get(where, 0) + size
     order = {where: position for position, where in enumerate(sizes)}
     kinds = tuple(
-        (where[1], where[2]) if isinstance(where, tuple) else ((size,), where) for where, size in sizes.items()
+        (where[1], where[2]) if isinstance(where, tuple) else ((size,), where)
+        for where, size in sizes.items()
     )
-    return Packing(structure, tuple(Slot(order[where], *rest) for where, *rest in slots), kinds)  # type: ignore[arg-type]
+    numbered = [Slot(order[where], *rest) for where, *rest in slots]  # type: ignore[arg-type]
+    return Packing(structure, tuple(numbered), kinds)  # type: ignore[arg-type]
 
 
 def pack(packing: Packing, tree: PyTree) -> tuple[Array, ...]:
@@ -65,7 +67,9 @@ def pack(packing: Packing, tree: PyTree) -> tuple[Array, ...]:
     parts: list[list[Array]] = [[] for _ in packing.kinds]
     for slot, leaf in zip(packing.slots, jax.tree.leaves(tree), strict=True):
         shape, dtype = packing.kinds[slot.array]
-        data = jnp.asarray(leaf if slot.impl is None else jax.random.key_data(leaf), dtype)
+        data = jnp.asarray(
+            leaf if slot.impl is None else jax.random.key_data(leaf), dtype
+        )
         parts[slot.array].append(data if len(shape) != 1 else jnp.ravel(data))
     return tuple(part[0] if len(part) == 1 else jnp.concatenate(part) for part in parts)
 
@@ -76,8 +80,14 @@ def unpack(packing: Packing, arrays: tuple[Array, ...]) -> PyTree:
     def leaf(slot: Slot) -> Array:
         data = arrays[slot.array]
         if data.shape != slot.shape:
-            data = data[slot.start : slot.start + math.prod(slot.shape)].reshape(slot.shape)
-        return data if slot.impl is None else jax.random.wrap_key_data(data, impl=slot.impl)
+            data = data[slot.start : slot.start + math.prod(slot.shape)].reshape(
+                slot.shape
+            )
+        return (
+            data
+            if slot.impl is None
+            else jax.random.wrap_key_data(data, impl=slot.impl)
+        )
 
     return jax.tree.unflatten(packing.tree, [leaf(slot) for slot in packing.slots])
 
@@ -104,7 +114,9 @@ class Inputs:
                 does not hold it.
         """
         if len(values) != len(self.arrays):
-            raise TypeError(f"the call takes {len(self.arrays)} arrays, as at the start, got {len(values)}.")
+            raise TypeError(
+                f"the call takes {len(self.arrays)} arrays, as at the start, got {len(values)}."
+            )
         for number, (value, place) in enumerate(zip(values, self.arrays, strict=True)):
             array = read_numbers(value, number)
             if array.shape != place.shape and (1, *array.shape) != place.shape:

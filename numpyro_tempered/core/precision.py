@@ -46,4 +46,7 @@ class CompensatedSum(NamedTuple):
 
     def restart_where(self, condition: Array, value: Array) -> "CompensatedSum":
         """The sum, set to ``value`` where the condition holds."""
-        return CompensatedSum(jnp.where(condition, value, self.value), jnp.where(condition, 0.0, self.error))
+        return CompensatedSum(
+            jnp.where(condition, value, self.value),
+            jnp.where(condition, 0.0, self.error),
+        )

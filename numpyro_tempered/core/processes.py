@@ -31,16 +31,27 @@ def spans_processes(*values: PyTree) -> bool:
 
 
 def _spans(leaf: object) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and not leaf.is_fully_addressable
+    return (
+        isinstance(leaf, jax.Array)
+        and not isinstance(leaf, jax.core.Tracer)
+        and not leaf.is_fully_addressable
+    )
 
 
 def replicated_over(*values: PyTree) -> NamedSharding | None:
     """The sharding of copies on the devices of the first array that spans processes; None where none does."""
     for leaf in jax.tree.leaves(values):
         if _spans(leaf):
-            mesh = leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
+            mesh = (
+                leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
+            )
             if mesh is None:
-                mesh = Mesh(np.array(sorted(leaf.sharding.device_set, key=lambda each: each.id)), ("devices",))
+                mesh = Mesh(
+                    np.array(
+                        sorted(leaf.sharding.device_set, key=lambda each: each.id)
+                    ),
+                    ("devices",),
+                )
             return NamedSharding(Mesh(mesh.devices, mesh.axis_names), PartitionSpec())
     return None
 
@@ -88,7 +99,9 @@ def automatic_mesh(value: T) -> T:
     if not isinstance(value.sharding, NamedSharding):
         return value
     mesh = value.sharding.mesh
-    return jax.device_put(value, NamedSharding(Mesh(mesh.devices, mesh.axis_names), value.sharding.spec))
+    return jax.device_put(
+        value, NamedSharding(Mesh(mesh.devices, mesh.axis_names), value.sharding.spec)
+    )
 
 
 def check_same(values: Mapping[str, PyTree]) -> None:
@@ -113,7 +126,11 @@ def check_same(values: Mapping[str, PyTree]) -> None:
     digests[0] = digest_of(names)
     differs = _differs(digests, copies)
     if differs.any():
-        name = "the number of arguments" if differs[0] else f"argument {names[int(np.argmax(differs)) - 1]!r}"
+        name = (
+            "the number of arguments"
+            if differs[0]
+            else f"argument {names[int(np.argmax(differs)) - 1]!r}"
+        )
         raise ValueError(
             f"{name} differs between the processes: each must pass the same key and options, and data that are "
             "the same in all, or sharded by rows, as by nt.processes.share_rows."
@@ -151,14 +168,20 @@ def digest_of(value: PyTree) -> np.ndarray:
     leaves, tree = jax.tree.flatten(value)
     digest.update(str(tree).encode())
     for leaf in leaves:
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
+            leaf.dtype, jax.dtypes.prng_key
+        ):
             leaf = jax.random.key_data(leaf)
         leaf = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
         if isinstance(leaf, jax.Array | np.ndarray | np.generic):
             digest.update(f"{leaf.shape} {leaf.dtype}".encode())
             if not _spans(leaf):
                 array = np.asarray(leaf)
-                digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+                digest.update(
+                    repr(array.tolist()).encode()
+                    if array.dtype == object
+                    else array.tobytes()
+                )
         elif isinstance(leaf, bool | int | float | str):
             digest.update(repr(leaf).encode())
         else:
@@ -170,4 +193,8 @@ def digest_of(value: PyTree) -> np.ndarray:
 def gather(value: np.ndarray, mesh: Mesh) -> np.ndarray:
     """A value of the process of each device of a mesh, with a leading axis of devices."""
     rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return to_host(jax.make_array_from_callback((mesh.size, *value.shape), rows, lambda _: value[None]))
+    return to_host(
+        jax.make_array_from_callback(
+            (mesh.size, *value.shape), rows, lambda _: value[None]
+        )
+    )

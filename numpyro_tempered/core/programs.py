@@ -22,7 +22,11 @@ from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.jax_private import dce_jaxpr
 from numpyro_tempered.core.operations import compiler_options, count_operations
 from numpyro_tempered.core.order import in_order
-from numpyro_tempered.core.processes import check_same_program, replicated_over, spans_processes
+from numpyro_tempered.core.processes import (
+    check_same_program,
+    replicated_over,
+    spans_processes,
+)
 from numpyro_tempered.core.typing import Array, PyTree
 
 Values = TypeVar("Values")
@@ -35,7 +39,11 @@ _PENDING: list[tuple[Any, threading.Thread]] = []
 _PROGRAMS: OrderedDict[Hashable, jax.stages.Wrapped] = OrderedDict()
 _TRACES: OrderedDict[Hashable, Callable] = OrderedDict()
 # Settings of JAX by which traces of one function differ.
-_SETTINGS: tuple[str, ...] = ("jax_disable_jit", "jax_enable_x64", "jax_default_matmul_precision")
+_SETTINGS: tuple[str, ...] = (
+    "jax_disable_jit",
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+)
 _SETTINGS += ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
 # Rules of differentiation, by which a program that is only run does not differ.
 _RULES = {"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees"}
@@ -47,7 +55,10 @@ class _NoKey(Exception):
 
 
 def compile_once(
-    function: Callable[..., Values], *examples: PyTree, ahead: bool = False, num_runs: int = 1
+    function: Callable[..., Values],
+    *examples: PyTree,
+    ahead: bool = False,
+    num_runs: int = 1,
 ) -> Callable[..., Values]:
     """``jax.jit(function)``, traced once, which compiles nothing if an equal program was run before.
 
@@ -64,7 +75,9 @@ def compile_once(
         The function of such arguments.
     """
     # JAX remembers the trace of a function that it has met, and this one it has not.
-    closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*examples)
+    closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(
+        *examples
+    )
     tree, consts, traced = jax.tree.structure(shapes), closed.consts, closed.jaxpr
     # With its constants as arguments, for one that is kept must not hold the data that it was traced with.
     jaxpr = traced.replace(constvars=(), invars=[*traced.constvars, *traced.invars])
@@ -72,7 +85,11 @@ def compile_once(
     inside = any(map(is_traced, jax.tree.leaves((consts, examples))))
     copies = replicated_over(consts, examples)
     jaxpr = jaxpr if copies is None else in_order(jaxpr)
-    program = _program(jaxpr, None, None) if inside else _equal_program(jaxpr, num_runs, copies)
+    program = (
+        _program(jaxpr, None, None)
+        if inside
+        else _equal_program(jaxpr, num_runs, copies)
+    )
     if ahead and not inside and program not in _STARTED:
         _STARTED.add(program)
         _start(program, program.lower(consts, jax.tree.leaves(examples)))
@@ -84,24 +101,32 @@ def compile_once(
     return run
 
 
-def trace_once(function: Callable[..., Values], *examples: PyTree) -> Callable[..., Values]:
+def trace_once(
+    function: Callable[..., Values], *examples: PyTree
+) -> Callable[..., Values]:
     """A function of arguments of these shapes, traced once wherever it is used, in derivatives too.
 
     A function under ``jax.jit`` is traced once too, but holds its arrays as constants, by which programs that use
     it differ: here they are operands of these programs.
     """
-    closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*examples)
+    closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(
+        *examples
+    )
     tree = jax.tree.structure(shapes)
     # What the values do not need is not differentiated.
     jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals), instantiate=True)
 
     def traced(*args: PyTree) -> Values:
-        return jax.tree.unflatten(tree, jax.core.eval_jaxpr(jaxpr, closed.consts, *jax.tree.leaves(args)))
+        return jax.tree.unflatten(
+            tree, jax.core.eval_jaxpr(jaxpr, closed.consts, *jax.tree.leaves(args))
+        )
 
     return traced
 
 
-def share_trace(function: Callable[..., Values], *examples: PyTree) -> Callable[..., Values]:
+def share_trace(
+    function: Callable[..., Values], *examples: PyTree
+) -> Callable[..., Values]:
     """The function as it was traced, which is one object for all functions with equal traces.
 
     For static arguments of ``jax.jit``, which finds what it has compiled by them: functions that are made anew
@@ -122,7 +147,12 @@ def share_trace(function: Callable[..., Values], *examples: PyTree) -> Callable[
         return function
     leaves, tree = jax.tree.flatten(examples)
     try:
-        forms = tuple([(leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves])
+        forms = tuple(
+            [
+                (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False))
+                for leaf in leaves
+            ]
+        )
     except AttributeError:
         return function
     if any(isinstance(leaf, jax.core.Tracer | np.ndarray) for leaf in leaves):
@@ -160,7 +190,9 @@ def first_row(rows: PyTree) -> PyTree:
     def convert(leaf: Array) -> Array | jax.ShapeDtypeStruct:
         if isinstance(leaf, jax.core.Tracer):
             return leaf
-        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+        return jax.ShapeDtypeStruct(
+            leaf.shape[1:], leaf.dtype, weak_type=getattr(leaf, "weak_type", False)
+        )
 
     return jax.tree.map(convert, rows)
 
@@ -170,9 +202,14 @@ def _shared_trace(
     function: Callable[..., Values], tree: Any, forms: tuple, settings: tuple
 ) -> Callable[..., Values]:
     """:func:`share_trace`, remembered by what the trace depends on."""
-    leaves = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in forms]
+    leaves = [
+        jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
+        for shape, dtype, weak in forms
+    ]
     examples = jax.tree.unflatten(tree, leaves)
-    closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*examples)
+    closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(
+        *examples
+    )
     returned = jax.tree.structure(shapes)
     try:
         key = _key(closed), tree, returned, settings
@@ -182,7 +219,8 @@ def _shared_trace(
 
     def traced(*args: PyTree) -> Values:
         return jax.tree.unflatten(
-            returned, jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves(args))
+            returned,
+            jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves(args)),
         )
 
     traced = _TRACES.pop(key, traced)
@@ -225,19 +263,25 @@ def compile_ahead(function: Any, *args: PyTree, **static: Hashable) -> bool:
 class fast_jit:
     """``jax.jit`` with :func:`compiler_options` where it is called by itself: part of a program it has none."""
 
-    def __init__(self, function: Callable[..., Any], *, static_argnames: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, static_argnames: tuple[str, ...] = ()
+    ) -> None:
         functools.update_wrapper(self, function)
         self._inside = jax.jit(function, static_argnames=static_argnames)
         # Asks for the platform, at the first call.
         self._outside = functools.cache(
             lambda: jax.jit(
-                function, static_argnames=static_argnames, compiler_options=compiler_options(math.inf)
+                function,
+                static_argnames=static_argnames,
+                compiler_options=compiler_options(math.inf),
             )
         )
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """Run the program."""
-        return (self._inside if is_traced(args, kwargs) else self._outside())(*args, **kwargs)
+        return (self._inside if is_traced(args, kwargs) else self._outside())(
+            *args, **kwargs
+        )
 
     def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """As of ``jax.jit``."""
@@ -273,7 +317,9 @@ def _program(
     return jax.jit(program, compiler_options=options, out_shardings=copies)
 
 
-def _equal_program(jaxpr: Any, num_runs: int, copies: NamedSharding | None = None) -> jax.stages.Wrapped:
+def _equal_program(
+    jaxpr: Any, num_runs: int, copies: NamedSharding | None = None
+) -> jax.stages.Wrapped:
     """The program of an equal trace, or a new one; of shared rows each process gets ``copies`` of the result."""
     options = compiler_options(num_runs * count_operations(jaxpr))
     try:
@@ -284,7 +330,9 @@ def _equal_program(jaxpr: Any, num_runs: int, copies: NamedSharding | None = Non
     if copies is not None:
         check_same_program(key[0], copies)
     program = _PROGRAMS.pop(key, None)
-    _PROGRAMS[key] = program = _program(jaxpr, options, copies) if program is None else program
+    _PROGRAMS[key] = program = (
+        _program(jaxpr, options, copies) if program is None else program
+    )
     if len(_PROGRAMS) > _SIZE:
         _PROGRAMS.popitem(last=False)
     return program
@@ -302,7 +350,12 @@ def _key_of_jaxpr(jaxpr: Any) -> Hashable:
 
     def read(atom: Any) -> Hashable:
         if isinstance(atom, jax.extend.core.Literal):
-            return "literal", str(atom.aval), bool(getattr(atom.aval, "weak_type", False)), _key(atom.val)
+            return (
+                "literal",
+                str(atom.aval),
+                bool(getattr(atom.aval, "weak_type", False)),
+                _key(atom.val),
+            )
         return numbers[atom]
 
     begin = tuple(bind(variable) for variable in (*jaxpr.constvars, *jaxpr.invars))
@@ -310,12 +363,21 @@ def _key_of_jaxpr(jaxpr: Any) -> Hashable:
         (
             equation.primitive,
             tuple(read(atom) for atom in equation.invars),
-            tuple((name, _key(value)) for name, value in sorted(equation.params.items()) if name not in _RULES),
+            tuple(
+                (name, _key(value))
+                for name, value in sorted(equation.params.items())
+                if name not in _RULES
+            ),
             tuple(bind(variable) for variable in equation.outvars),
         )
         for equation in jaxpr.eqns
     )
-    return len(jaxpr.constvars), begin, equations, tuple(read(atom) for atom in jaxpr.outvars)
+    return (
+        len(jaxpr.constvars),
+        begin,
+        equations,
+        tuple(read(atom) for atom in jaxpr.outvars),
+    )
 
 
 def _key(value: Any) -> Hashable:
@@ -332,7 +394,9 @@ def _key(value: Any) -> Hashable:
         return type(value), value
     if isinstance(value, float | complex):
         return type(value), np.asarray(value).tobytes()
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(
+        value.dtype, jax.dtypes.prng_key
+    ):
         return str(value.aval), _key(jax.random.key_data(value))
     if isinstance(value, np.generic | np.ndarray | jax.Array):
         if is_traced(value) or spans_processes(value):
@@ -340,11 +404,18 @@ def _key(value: Any) -> Hashable:
         array = np.asarray(value)
         if array.dtype == object:
             raise _NoKey
-        return type(value), array.shape, str(array.dtype), hashlib.sha256(array.tobytes()).digest()
+        return (
+            type(value),
+            array.shape,
+            str(array.dtype),
+            hashlib.sha256(array.tobytes()).digest(),
+        )
     # Records of jax such as the dimensions of a product; its functions, and those of others, have no key.
     is_record = type(value).__module__.split(".")[0] in {"jax", "jaxlib", "ml_dtypes"}
     if not is_record or (callable(value) and not isinstance(value, Mesh)):
         raise _NoKey
     if dataclasses.is_dataclass(value):
-        return type(value), tuple(_key(getattr(value, f.name)) for f in dataclasses.fields(value))
+        return type(value), tuple(
+            _key(getattr(value, f.name)) for f in dataclasses.fields(value)
+        )
     return type(value), value

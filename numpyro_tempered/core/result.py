@@ -82,7 +82,9 @@ class DataSummary(NamedTuple):
 class Result(Protocol):
     """A result that knows its draws."""
 
-    def as_run(self, *data: Any, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
+    def as_run(
+        self, *data: Any, num_samples: int = 1000, rng_key: Array | None = None
+    ) -> Run:
         """Draws with what made them.
 
         Args:
@@ -123,7 +125,9 @@ def fit_attrs(fit: Fit) -> dict[str, object]:
     return attrs if fit.converged is None else attrs | {"converged": int(fit.converged)}
 
 
-def check_run_arguments(result: object, data: tuple[object, ...], rng_key: Array | None, *names: str) -> Array:
+def check_run_arguments(
+    result: object, data: tuple[object, ...], rng_key: Array | None, *names: str
+) -> Array:
     """The key, where the data and a key have come that a result does not hold.
 
     Raises:
@@ -138,14 +142,19 @@ def check_run_arguments(result: object, data: tuple[object, ...], rng_key: Array
     return rng_key
 
 
-def refuse_data(result: object, data: tuple[object, ...], options: Mapping[str, object]) -> None:
+def refuse_data(
+    result: object, data: tuple[object, ...], options: Mapping[str, object]
+) -> None:
     """Refuse data, and options that there are not, for a result that holds its data.
 
     Raises:
         ValueError: If there are some.
     """
     if data or options:
-        strange = " and ".join([f"{len(data)} further values"] * bool(data) + [f"{name!r}" for name in options])
+        strange = " and ".join(
+            [f"{len(data)} further values"] * bool(data)
+            + [f"{name!r}" for name in options]
+        )
         raise ValueError(
             f"a {type(result).__name__} holds its data: pass it alone, got {strange}. Options of "
             "to_inference_data are coords, dims, log_lik, num_samples, posterior_predictive and rng_key."

@@ -69,9 +69,13 @@ def as_array(value: object, name: str, advice: str = "") -> Numbers:
     got = f"dtype {getattr(value, 'dtype', array.dtype)}"
     if hasattr(value, "columns"):
         columns = {column: _plain(value[column], name) for column in value.columns}  # type: ignore[index]
-        odd = [column for column, entries in columns.items() if not _is_real(entries.dtype)]
+        odd = [
+            column for column, entries in columns.items() if not _is_real(entries.dtype)
+        ]
         odd = [column for column in odd if _numbers_of(columns[column]) is None]
-        got = f"other things in columns {odd[:MOST_NAMED]}" + " and others" * (len(odd) > MOST_NAMED)
+        got = f"other things in columns {odd[:MOST_NAMED]}" + " and others" * (
+            len(odd) > MOST_NAMED
+        )
     elif array.size and isinstance(array, np.ndarray):
         got += f", such as '{next(entry for entry in array.flat if not _is_number(entry))!s:.20}'"
     if array.dtype.kind == "c":
@@ -86,11 +90,19 @@ def as_array(value: object, name: str, advice: str = "") -> Numbers:
 def _plain(value: Any, name: str) -> np.ndarray:
     """Lists and tables as an array, which may be of objects."""
     if hasattr(value, "nnz") and hasattr(value, "toarray"):
-        raise TypeError(f"{name} must be dense, got a sparse {type(value).__name__}. Pass x.toarray().")
-    if hasattr(value, "iloc") and {dtype.kind for dtype in np.ravel(value.dtypes)} <= set("fiub"):
+        raise TypeError(
+            f"{name} must be dense, got a sparse {type(value).__name__}. Pass x.toarray()."
+        )
+    if hasattr(value, "iloc") and {
+        dtype.kind for dtype in np.ravel(value.dtypes)
+    } <= set("fiub"):
         # pandas makes objects of nullable columns, and of booleans beside numbers.
         plain = value.to_numpy()
-        return plain if plain.dtype.kind != "O" else value.to_numpy(dtype=float, na_value=np.nan)
+        return (
+            plain
+            if plain.dtype.kind != "O"
+            else value.to_numpy(dtype=float, na_value=np.nan)
+        )
     if hasattr(value, "columns") and not hasattr(value, "iloc"):
         # polars makes integers of dates.
         columns = [_plain(value[column], name) for column in value.columns]
@@ -100,7 +112,9 @@ def _plain(value: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
     except ValueError as error:
-        raise TypeError(f"{name} must be real numbers, got lists of different lengths.") from error
+        raise TypeError(
+            f"{name} must be real numbers, got lists of different lengths."
+        ) from error
 
 
 def _is_real(dtype: Any) -> bool:
@@ -112,7 +126,9 @@ def _is_number(entry: object) -> bool:
     if type(entry).__name__ in _MISSING:
         return True
     # A timedelta64 is an integer to NumPy.
-    return isinstance(entry, Real | Decimal | np.bool_) and not isinstance(entry, _DATES)
+    return isinstance(entry, Real | Decimal | np.bool_) and not isinstance(
+        entry, _DATES
+    )
 
 
 def _numbers_of(array: Any) -> np.ndarray | None:
@@ -139,7 +155,9 @@ def holds_dates(value: object) -> bool:
 
 
 def _holds(array: Numbers, kind: Any) -> bool:
-    return isinstance(array, np.ndarray) and any(isinstance(entry, kind) for entry in array.flat)
+    return isinstance(array, np.ndarray) and any(
+        isinstance(entry, kind) for entry in array.flat
+    )
 
 
 def in_precision(array: Numbers, name: str) -> Numbers:
@@ -165,7 +183,9 @@ def in_precision(array: Numbers, name: str) -> Numbers:
     if isinstance(array, jax.Array) or array.dtype.kind not in "iu" or not array.size:
         return array
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    if dtype == array.dtype or (array.min() >= np.iinfo(dtype).min and array.max() <= np.iinfo(dtype).max):
+    if dtype == array.dtype or (
+        array.min() >= np.iinfo(dtype).min and array.max() <= np.iinfo(dtype).max
+    ):
         return array
     axes = tuple(range(array.ndim - 1)) if array.ndim > 1 else None
     columns = np.ravel(array.min(axes)).tolist(), np.ravel(array.max(axes)).tolist()
@@ -194,7 +214,11 @@ def warn_if_unresolved(x: object, centre: np.ndarray, dtype: np.dtype) -> None:
     else:
         deviation = np.nanstd(np.asarray(array, np.float64), axis=0)
     deviation = np.reshape(deviation, -1)
-    rounding = float(jnp.finfo(dtype).eps) * np.abs(centre) / np.where(deviation > 0, deviation, np.inf)
+    rounding = (
+        float(jnp.finfo(dtype).eps)
+        * np.abs(centre)
+        / np.where(deviation > 0, deviation, np.inf)
+    )
     if rounding.max() > 1e-3:
         column = int(rounding.argmax())
         warn_caller(
@@ -224,7 +248,11 @@ def fill_masked(value: Any) -> Any:
 def is_list(value: object) -> bool:
     """Whether a value is a list of numbers or strings, perhaps in lists; other lists are trees of arrays."""
     scalars = int | float | str | None | np.generic
-    return isinstance(value, list) and bool(value) and all(isinstance(v, scalars) or is_list(v) for v in value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(v, scalars) or is_list(v) for v in value)
+    )
 
 
 def held_array(value: object, name: str) -> Numbers:
@@ -247,6 +275,10 @@ def stream_arrays(data: PyTree) -> PyTree:
 
     def convert(leaf: object) -> Array:
         # A number of Python's keeps its weak type.
-        return jnp.asarray(leaf if isinstance(leaf, float) else held_array(leaf, "the data of a stream"))
+        return jnp.asarray(
+            leaf
+            if isinstance(leaf, float)
+            else held_array(leaf, "the data of a stream")
+        )
 
     return jax.tree.map(convert, data, is_leaf=is_list)

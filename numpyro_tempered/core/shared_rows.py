@@ -12,7 +12,9 @@ from numpyro_tempered.core.typing import Array, PyTree
 __all__ = ["share_rows", "to_host"]
 
 
-def share_rows(*data: PyTree, mesh: Mesh | None = None) -> tuple[tuple[PyTree, ...], Array]:
+def share_rows(
+    *data: PyTree, mesh: Mesh | None = None
+) -> tuple[tuple[PyTree, ...], Array]:
     """The rows of all processes as arrays that every fit takes, and the mask of those that are data.
 
     All processes of ``jax.distributed`` call it together, each with the rows that it has read. Their numbers may
@@ -38,12 +40,20 @@ def share_rows(*data: PyTree, mesh: Mesh | None = None) -> tuple[tuple[PyTree, .
         >>> x.shape, nt.processes.to_host(y)[nt.processes.to_host(mask)].tolist()
         ((4, 2), [0.0, 1.0, 2.0, 3.0])
     """
-    mesh = Mesh(np.array(jax.devices()), ("rows",)) if mesh is None else Mesh(mesh.devices, mesh.axis_names)
+    mesh = (
+        Mesh(np.array(jax.devices()), ("rows",))
+        if mesh is None
+        else Mesh(mesh.devices, mesh.axis_names)
+    )
     rows, num_rows, failure = _read(data)
-    num_devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
+    num_devices = sum(
+        device.process_index == jax.process_index() for device in mesh.devices.flat
+    )
     form = [(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(rows)]
     # What one process refuses all refuse: those that went on would wait for it without end.
-    everywhere = gather(np.append(np.array([num_rows, num_devices], np.uint32), digest_of(form)), mesh)
+    everywhere = gather(
+        np.append(np.array([num_rows, num_devices], np.uint32), digest_of(form)), mesh
+    )
     if failure is not None:
         raise failure
     if empty := np.flatnonzero(everywhere[:, 0] == 0).tolist():
@@ -52,12 +62,16 @@ def share_rows(*data: PyTree, mesh: Mesh | None = None) -> tuple[tuple[PyTree, .
             "process needs a row at least."
         )
     if (everywhere[:, 2:] != everywhere[:1, 2:]).any():
-        raise ValueError(f"rows differ in shape or dtype between the processes: here they are {form}.")
+        raise ValueError(
+            f"rows differ in shape or dtype between the processes: here they are {form}."
+        )
     size = int(np.max(-(-everywhere[:, 0].astype(int) // everywhere[:, 1].astype(int))))
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
     def share(leaf: np.ndarray) -> Array:
-        filled = grow(leaf, size * num_devices).astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
+        filled = grow(leaf, size * num_devices).astype(
+            jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False
+        )
         shape = (size * mesh.size, *leaf.shape[1:])
         return jax.make_array_from_process_local_data(sharding, filled, shape)
 

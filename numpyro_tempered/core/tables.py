@@ -64,7 +64,9 @@ def frame_chunks(
             f"frame must be a data frame of pandas or polars, or an Arrow table, got {describe(frame)}."
         )
     if is_pandas := hasattr(frame, "iloc"):
-        named = {outcome, *([] if features is None else features)}.difference(frame.columns, [None])
+        named = {outcome, *([] if features is None else features)}.difference(
+            frame.columns, [None]
+        )
         levels = [level for level in frame.index.names if level in named]
         names = _columns([*levels, *frame.columns], outcome, features)
     else:
@@ -116,7 +118,9 @@ def parquet_chunks(
         [(2, 1), (1, 1)]
     """
     index, count = part
-    check_count(index, "the number of a part", 0, check_count(count, "the number of parts") - 1)
+    check_count(
+        index, "the number of a part", 0, check_count(count, "the number of parts") - 1
+    )
     check_count(size, "size")
     try:
         import pyarrow.parquet as parquet
@@ -127,8 +131,12 @@ def parquet_chunks(
     with parquet.ParquetFile(path) as file:
         names = _columns(file.schema_arrow.names, outcome, features, file.schema_arrow)
         _check_rows(file.metadata.num_rows, os.fspath(path))
-        for group in np.array_split(np.arange(file.num_row_groups), count)[index].tolist():
-            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=names):
+        for group in np.array_split(np.arange(file.num_row_groups), count)[
+            index
+        ].tolist():
+            for batch in file.iter_batches(
+                batch_size=size, row_groups=[group], columns=names
+            ):
                 yield _arrays(batch, names, outcome)
 
 
@@ -187,12 +195,18 @@ def csv_chunks(
     present: list[str] = []
     names: list[str] = []
 
-    def parse(lines: bytes, types: "dict[str, pyarrow.DataType]", block_size: int) -> "pyarrow.Table":
+    def parse(
+        lines: bytes, types: "dict[str, pyarrow.DataType]", block_size: int
+    ) -> "pyarrow.Table":
         return csv.read_csv(
             pyarrow.BufferReader(lines),
             read_options=csv.ReadOptions(column_names=present, block_size=block_size),
-            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=b'"' in lines),
-            convert_options=csv.ConvertOptions(column_types=types, include_columns=names),
+            parse_options=csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=b'"' in lines
+            ),
+            convert_options=csv.ConvertOptions(
+                column_types=types, include_columns=names
+            ),
         )
 
     try:
@@ -206,7 +220,9 @@ def csv_chunks(
                 raise ValueError(f"{name} is empty.")
             present = parse(header, {}, len(header)).column_names
             if all(map(_is_number, present)):
-                raise ValueError(f"the first line of {name} must name its columns, got numbers: {present}.")
+                raise ValueError(
+                    f"the first line of {name} must name its columns, got numbers: {present}."
+                )
             names, num_rows = _columns(present, outcome, features), 0
             # Several threads parse a piece, each some hundred rows.
             block_size = max(PARSED_BYTES, len(present) << 10)
@@ -218,24 +234,40 @@ def csv_chunks(
                 except ArrowInvalid:
                     # To pyarrow True and False are no numbers, and a line may be longer than a thread's share.
                     guesses = parse(lines, {}, len(lines)).schema
-                    flags = [guess.name for guess in guesses if guess.type == pyarrow.bool_()]
-                    types = dict.fromkeys(names, float64) | dict.fromkeys(flags, pyarrow.bool_())
+                    flags = [
+                        guess.name for guess in guesses if guess.type == pyarrow.bool_()
+                    ]
+                    types = dict.fromkeys(names, float64) | dict.fromkeys(
+                        flags, pyarrow.bool_()
+                    )
                     table = parse(lines, types, len(lines))
                 num_rows += len(table)
-                yield _stacked([column.cast(float64).to_numpy() for column in table.columns], outcome)
+                yield _stacked(
+                    [column.cast(float64).to_numpy() for column in table.columns],
+                    outcome,
+                )
             _check_rows(num_rows, name)
     except UnicodeError as error:
-        raise ValueError(f"{name} is not {encoding}: pass its encoding, such as encoding='latin-1'.") from error
+        raise ValueError(
+            f"{name} is not {encoding}: pass its encoding, such as encoding='latin-1'."
+        ) from error
     except ArrowInvalid as error:
         # Columns have numbers there.
-        words = re.sub(r"column #(\d+)", lambda match: f"column {present[int(match[1])]!r}", str(error))
+        words = re.sub(
+            r"column #(\d+)",
+            lambda match: f"column {present[int(match[1])]!r}",
+            str(error),
+        )
         if "conversion" in words:
             words += ". Write numbers as 1234.5, encode dates and text, or leave the column out (features=)."
         raise ValueError(f"{name} is not a table of numbers: {words}") from error
 
 
 def _columns(
-    present: Sequence[str], outcome: str | None, features: Sequence[str] | None, schema: object = None
+    present: Sequence[str],
+    outcome: str | None,
+    features: Sequence[str] | None,
+    schema: object = None,
 ) -> list[str]:
     """Return the columns of the features, and last that of the outcome."""
     if features is not None:
@@ -243,24 +275,46 @@ def _columns(
     else:
         # pandas saves its index in columns, whose names outlive its metadata.
         metadata = getattr(schema, "pandas_metadata", None) or {}
-        hidden = {"", outcome, *(name for name in metadata.get("index_columns", []) if isinstance(name, str))}
-        others = [n for n in present if n not in hidden and not str(n).startswith("__index_level_")]
+        hidden = {
+            "",
+            outcome,
+            *(
+                name
+                for name in metadata.get("index_columns", [])
+                if isinstance(name, str)
+            ),
+        }
+        others = [
+            n
+            for n in present
+            if n not in hidden and not str(n).startswith("__index_level_")
+        ]
     names = [*others] if outcome is None else [*others, outcome]
     counts, uses = Counter(present), Counter(names)
-    twice = sorted((name for name in uses if counts[name] > 1 or uses[name] > 1), key=str)
+    twice = sorted(
+        (name for name in uses if counts[name] > 1 or uses[name] > 1), key=str
+    )
     if twice:
-        raise ValueError(f"a column must stand once, as a feature or as the outcome, and {twice} stand twice.")
+        raise ValueError(
+            f"a column must stand once, as a feature or as the outcome, and {twice} stand twice."
+        )
     absent = [name for name in names if name not in counts]
     if absent or not others:
         some = f"{list(present[:20])}{' and others' * (len(present) > 20)}"
-        raise ValueError(f"a table needs its outcome and at least one feature; {absent} are not among {some}.")
+        raise ValueError(
+            f"a table needs its outcome and at least one feature; {absent} are not among {some}."
+        )
     return names
 
 
-def _whole_lines(read: Callable[[int], bytes], num_bytes: int, delimiter: str, name: str) -> Iterator[bytes]:
+def _whole_lines(
+    read: Callable[[int], bytes], num_bytes: int, delimiter: str, name: str
+) -> Iterator[bytes]:
     """Yield the first line of a text, then the others in pieces of about this length, each of whole lines."""
     # A quote opens a value only where one begins, and a doubled one within does not close it, as for pyarrow.
-    quoted = rb'(?:(?<=[^\r\n%b])"|"[^"]*+(?:""[^"]*+)*+")' % re.escape(delimiter.encode())
+    quoted = rb'(?:(?<=[^\r\n%b])"|"[^"]*+(?:""[^"]*+)*+")' % re.escape(
+        delimiter.encode()
+    )
 
     def line(excluded: bytes) -> bytes:
         return rb'[^"%b]*+(?:%b[^"%b]*+)*+' % (excluded, quoted, excluded)
@@ -324,14 +378,20 @@ def _arrays(table: "pyarrow.Table", names: list[str], outcome: str | None) -> Ar
 
 def _stacked(columns: list[np.ndarray], outcome: str | None) -> Arrays:
     """Return the columns as a matrix; without the last of them, where that is the outcome."""
-    return np.stack(columns, axis=1) if outcome is None else (np.stack(columns[:-1], axis=1), columns[-1])
+    return (
+        np.stack(columns, axis=1)
+        if outcome is None
+        else (np.stack(columns[:-1], axis=1), columns[-1])
+    )
 
 
 def _numbers(column: "pyarrow.Array", name: str) -> np.ndarray:
     try:
         array = np.asarray(as_array(column, "Columns"), np.float64)
         if array.ndim != 1:
-            raise TypeError(f"Columns must have one number in a row, got shape {array.shape}.")
+            raise TypeError(
+                f"Columns must have one number in a row, got shape {array.shape}."
+            )
     except TypeError as error:
         kind = getattr(column, "dtype", getattr(column, "type", None))
         raise ValueError(

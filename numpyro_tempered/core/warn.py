@@ -17,6 +17,9 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """
     level = 1
     frame: FrameType | None = sys._getframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
+    while (
+        frame is not None
+        and str(frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN
+    ):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)

@@ -51,9 +51,15 @@ class Estimator(BaseEstimator):
                 of the fit.
         """
         x = read_rows(x)
-        options: dict[str, Any] = {"dtype": np.float64, "ensure_min_samples": least, "reset": reset}
+        options: dict[str, Any] = {
+            "dtype": np.float64,
+            "ensure_min_samples": least,
+            "reset": reset,
+        }
         if hasattr(validation, "validate_data"):
-            return validation.validate_data(self, x, ensure_all_finite="allow-nan", **options)
+            return validation.validate_data(
+                self, x, ensure_all_finite="allow-nan", **options
+            )
         # scikit-learn 1.5.
         return self._validate_data(x, force_all_finite="allow-nan", **options)
 
@@ -121,12 +127,16 @@ def check_once(names: list) -> None:
     """
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1}, key=str)
-        raise ValueError(f"each column must have a name of its own, and {twice} stand twice.")
+        raise ValueError(
+            f"each column must have a name of its own, and {twice} stand twice."
+        )
 
 
 def make_key(random_state: Any) -> Array:
     """A key of jax from an integer, a ``RandomState`` of NumPy, or None for NumPy's global one."""
-    return jax.random.key(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+    return jax.random.key(
+        check_random_state(random_state).randint(np.iinfo(np.int32).max)
+    )
 
 
 def check_orders(value: int | Iterable[int] | None, least: int) -> list[int]:
@@ -135,10 +145,16 @@ def check_orders(value: int | Iterable[int] | None, least: int) -> list[int]:
     Raises:
         ValueError: If one is no whole number of at least ``least``, or one comes twice, or there is none.
     """
-    orders = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+    orders = (
+        list(value)
+        if isinstance(value, Iterable) and not isinstance(value, str)
+        else [value]
+    )
     orders = [check_count(order, "n_components", least) for order in orders]  # type: ignore[arg-type]
     if not orders or len(set(orders)) < len(orders):
-        raise ValueError(f"n_components must be different numbers, at least one, got {orders}.")
+        raise ValueError(
+            f"n_components must be different numbers, at least one, got {orders}."
+        )
     return orders
 
 
@@ -153,15 +169,23 @@ def is_one(value: object) -> bool:
 
 def on_host(tree: Any) -> Any:
     """The same with NumPy arrays in the place of those of jax, which keep double precision outside of it."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree
+    )
 
 
-def _families(makers: list[Callable[[int], Component]], dim: int | None) -> dict[Component, Family]:
+def _families(
+    makers: list[Callable[[int], Component]], dim: int | None
+) -> dict[Component, Family]:
     """Components without prior, and what they are pickled as: those of FAMILIES and those of functions."""
     if dim is None:
         return {}
     functions: list[Callable[[int], Component]] = [*FAMILIES, *makers]
-    families = (Family(maker, dim, missing, None) for maker in functions for missing in (False, True))
+    families = (
+        Family(maker, dim, missing, None)
+        for maker in functions
+        for missing in (False, True)
+    )
     return {_component(family): family for family in families}
 
 

@@ -99,7 +99,9 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
         )
         self.class_weight = class_weight
 
-    def fit(self, X: PyTree, y: PyTree, sample_weight: PyTree = None) -> "OnlineClassifier":
+    def fit(
+        self, X: PyTree, y: PyTree, sample_weight: PyTree = None
+    ) -> "OnlineClassifier":
         """Learn rows anew, one pass over them.
 
         Args:
@@ -118,7 +120,11 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
         return self._learn(X, y, sample_weight, np.unique, is_table=not self.stream)
 
     def partial_fit(
-        self, X: PyTree, y: PyTree, classes: ArrayLike | None = None, sample_weight: PyTree = None
+        self,
+        X: PyTree,
+        y: PyTree,
+        classes: ArrayLike | None = None,
+        sample_weight: PyTree = None,
     ) -> "OnlineClassifier":
         """Learn rows, in their order.
 
@@ -138,14 +144,32 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
         self._refuse_balanced()
         if not hasattr(self, "_learners"):
             if classes is None:
-                raise ValueError("classes must be passed on the first call to partial_fit.")
-            return self._learn(X, y, sample_weight, lambda _: np.unique(np.asarray(classes)), is_table=False)
-        if classes is not None and set(np.unique(np.asarray(classes)).tolist()) != set(self._index):
-            raise ValueError(f"classes={describe(classes)} is not the same as on the last call, {self.classes_}.")
+                raise ValueError(
+                    "classes must be passed on the first call to partial_fit."
+                )
+            return self._learn(
+                X,
+                y,
+                sample_weight,
+                lambda _: np.unique(np.asarray(classes)),
+                is_table=False,
+            )
+        if classes is not None and set(np.unique(np.asarray(classes)).tolist()) != set(
+            self._index
+        ):
+            raise ValueError(
+                f"classes={describe(classes)} is not the same as on the last call, {self.classes_}."
+            )
         return self._learn(X, y, sample_weight, None, is_table=False)
 
     def _learn(
-        self, X: PyTree, y: PyTree, sample_weight: PyTree, classes_of: PyTree, *, is_table: bool
+        self,
+        X: PyTree,
+        y: PyTree,
+        sample_weight: PyTree,
+        classes_of: PyTree,
+        *,
+        is_table: bool,
     ) -> "OnlineClassifier":
         is_start = classes_of is not None
         rows, labels = self._validate(X, y, reset=is_start)
@@ -215,8 +239,14 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
 
     def decision_function(self, X: PyTree) -> np.ndarray:
         """Return log odds, of the second of two classes ``(n,)``, or of each of K against the rest ``(n, K)``."""
-        odds = np.diff(np.log(np.maximum(self._pairs(X), np.finfo(float).tiny)), axis=-1)[..., 0]
-        return odds[:, self._second()] if len(self._index) == 2 else odds[:, : len(self._index)]
+        odds = np.diff(
+            np.log(np.maximum(self._pairs(X), np.finfo(float).tiny)), axis=-1
+        )[..., 0]
+        return (
+            odds[:, self._second()]
+            if len(self._index) == 2
+            else odds[:, : len(self._index)]
+        )
 
     def predict(self, X: PyTree) -> np.ndarray:
         """Return the class of the largest probability ``(n,)``."""
@@ -241,15 +271,21 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
         if len(self._index) == 2:
             learner = self._second()
             # Rounding may lead beyond 1.
-            second = min(*self._learners.probability_one(row, slice(learner, learner + 1)), 1.0)
+            second = min(
+                *self._learners.probability_one(row, slice(learner, learner + 1)), 1.0
+            )
             return dict(zip(self._index, (1.0 - second, second), strict=True))
-        values = np.array([self._learners.probability_one(row, slice(0, len(self._index)))])
+        values = np.array(
+            [self._learners.probability_one(row, slice(0, len(self._index)))]
+        )
         return dict(zip(self._index, normalise(values)[0].tolist(), strict=True))
 
     def predict_one(self, x: Row) -> Hashable:
         """Return the class of the largest probability; None before the first datum."""
         probabilities = self.predict_proba_one(x)
-        return max(probabilities, key=probabilities.__getitem__) if probabilities else None
+        return (
+            max(probabilities, key=probabilities.__getitem__) if probabilities else None
+        )
 
     def predict_proba_many(self, X: "pd.DataFrame") -> "pd.DataFrame":
         """Return predictive probabilities of the rows of a frame, a column for each label."""
@@ -257,13 +293,21 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
 
         if not hasattr(self, "_learners") or not self._index:
             return pd.DataFrame(index=getattr(X, "index", None))
-        values = self._classes_of(np.stack(self._learners.probabilities(self._rows_to_predict(X)), axis=1))
-        return pd.DataFrame(values, index=getattr(X, "index", None), columns=list(self._index))
+        values = self._classes_of(
+            np.stack(self._learners.probabilities(self._rows_to_predict(X)), axis=1)
+        )
+        return pd.DataFrame(
+            values, index=getattr(X, "index", None), columns=list(self._index)
+        )
 
     def predict_many(self, X: "pd.DataFrame") -> "pd.Series":
         """Return the class of the largest probability of each row of a frame."""
         probabilities = self.predict_proba_many(X)
-        return probabilities.idxmax(axis="columns") if len(probabilities.columns) else probabilities.squeeze()
+        return (
+            probabilities.idxmax(axis="columns")
+            if len(probabilities.columns)
+            else probabilities.squeeze()
+        )
 
     @property
     def coef_(self) -> np.ndarray:
@@ -282,7 +326,9 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
 
     def _coefficients(self) -> np.ndarray:
         check_is_fitted(self)
-        return self._learners.coefficients()[self._of_classes(), : self.n_features_in_ + 1]
+        return self._learners.coefficients()[
+            self._of_classes(), : self.n_features_in_ + 1
+        ]
 
     @property
     def _multiclass(self) -> bool:

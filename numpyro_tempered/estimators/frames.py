@@ -19,12 +19,19 @@ def rows_of(X: PyTree) -> np.ndarray:
         ValueError: If a name stands twice.
     """
     if not hasattr(X, "columns"):
-        raise TypeError(f"X must be a data frame, got {describe(X)}: partial_fit takes arrays.")
+        raise TypeError(
+            f"X must be a data frame, got {describe(X)}: partial_fit takes arrays."
+        )
     check_once(list(X.columns))
     return np.asarray(as_array(X, "X"), np.float64)
 
 
-def place(rows: np.ndarray, names: Sequence[Hashable], columns: Mapping[Hashable, int], size: int) -> np.ndarray:
+def place(
+    rows: np.ndarray,
+    names: Sequence[Hashable],
+    columns: Mapping[Hashable, int],
+    size: int,
+) -> np.ndarray:
     """Return rows ``(n, size)`` with an intercept first, each column in its place; others are left out."""
     numbers = [number for number, name in enumerate(names) if name in columns]
     full = np.zeros((len(rows), size))

@@ -20,7 +20,9 @@ class LabelEstimator(OnlineEstimator):
 
     def _set_classes(self, labels: Sequence[Hashable], *, open_ended: bool) -> None:
         self._open_ended = open_ended
-        self._index: dict[Hashable, int] = {label: number for number, label in enumerate(labels)}
+        self._index: dict[Hashable, int] = {
+            label: number for number, label in enumerate(labels)
+        }
         self.classes_ = _as_array(list(self._index))
 
     def _add_class(self, label: Hashable) -> None:
@@ -29,7 +31,9 @@ class LabelEstimator(OnlineEstimator):
             return
         states = self._learners.states
         self._learners.load([*states[:-1], states[-1], states[-1]])
-        is_plain = isinstance(label, np.number | np.bool_ | np.str_) and not isinstance(label, np.timedelta64)
+        is_plain = isinstance(label, np.number | np.bool_ | np.str_) and not isinstance(
+            label, np.timedelta64
+        )
         self._index[label.item() if is_plain else label] = len(self._index)  # type: ignore[attr-defined]
         self.classes_ = _as_array(list(self._index))
 
@@ -37,7 +41,9 @@ class LabelEstimator(OnlineEstimator):
         """Refuse labels that are none of fixed classes."""
         unknown = [key for key in keys if key not in self._index]
         if unknown and not self._open_ended:
-            raise ValueError(f"label {unknown[0]!r} is not one of the classes of the start, {self.classes_}.")
+            raise ValueError(
+                f"label {unknown[0]!r} is not one of the classes of the start, {self.classes_}."
+            )
 
     def _outcomes(self, label: Hashable) -> list[float]:
         """Return the outcome of a row for each learner."""
@@ -57,13 +63,19 @@ class LabelEstimator(OnlineEstimator):
         if self.class_weight == "balanced":
             return compute_sample_weight("balanced", labels)
         if not isinstance(self.class_weight, Mapping):
-            raise ValueError(f"class_weight must be 'balanced', a mapping or None, got {self.class_weight!r}.")
-        check_numbers(np.array(list(self.class_weight.values())), "class_weight", "[0, inf)")
+            raise ValueError(
+                f"class_weight must be 'balanced', a mapping or None, got {self.class_weight!r}."
+            )
+        check_numbers(
+            np.array(list(self.class_weight.values())), "class_weight", "[0, inf)"
+        )
         return np.array([self.class_weight.get(key, 1.0) for key in labels.tolist()])
 
     def _refuse_balanced(self) -> None:
         if self.class_weight == "balanced":
-            raise ValueError("class_weight='balanced' counts the labels of all rows: use fit, or give a mapping.")
+            raise ValueError(
+                "class_weight='balanced' counts the labels of all rows: use fit, or give a mapping."
+            )
 
     def _begin_names(self, names: list[Hashable]) -> None:
         self._set_classes([], open_ended=True)
@@ -80,7 +92,13 @@ class LabelEstimator(OnlineEstimator):
             self._check_labels(labels.tolist())
         return labels
 
-    def _learn_rows(self, full: np.ndarray, labels: np.ndarray, weight: np.ndarray, is_row: np.ndarray) -> None:
+    def _learn_rows(
+        self,
+        full: np.ndarray,
+        labels: np.ndarray,
+        weight: np.ndarray,
+        is_row: np.ndarray,
+    ) -> None:
         for label in labels[is_row]:
             self._add_class(label)
         codes = np.array([self._index.get(label, -1) for label in labels], float)
@@ -90,9 +108,13 @@ class LabelEstimator(OnlineEstimator):
         for row, label in zip(full[~is_row], labels[~is_row], strict=True):
             self._learners.learn(row, 1.0, self._outcomes(label))
 
-    def _run(self, full: np.ndarray, codes: np.ndarray, weight: np.ndarray, *, is_table: bool) -> None:
+    def _run(
+        self, full: np.ndarray, codes: np.ndarray, weight: np.ndarray, *, is_table: bool
+    ) -> None:
         """Learn rows that are finite, with the numbers of their classes."""
-        losses = self._learners.run(full, weight, self._outcomes_of(codes), is_table=is_table)
+        losses = self._learners.run(
+            full, weight, self._outcomes_of(codes), is_table=is_table
+        )
         self._tell_rejected(losses)
 
     def _classes_of(self, pairs: np.ndarray) -> np.ndarray:
@@ -102,7 +124,11 @@ class LabelEstimator(OnlineEstimator):
 
     def _of_classes(self) -> slice:
         number = len(self._index)
-        return slice(self._second(), self._second() + 1) if number == 2 else slice(0, number)
+        return (
+            slice(self._second(), self._second() + 1)
+            if number == 2
+            else slice(0, number)
+        )
 
     def _second(self) -> int:
         """The learner of the second of two classes."""
@@ -111,7 +137,9 @@ class LabelEstimator(OnlineEstimator):
 
 def _as_array(labels: list[Hashable]) -> np.ndarray:
     """Labels as an array of their type, of objects where types differ or are no scalars."""
-    if len({type(label) for label in labels}) == 1 and isinstance(labels[0], str | bool | int | float):
+    if len({type(label) for label in labels}) == 1 and isinstance(
+        labels[0], str | bool | int | float
+    ):
         return np.array(labels)
     array = np.empty(len(labels), dtype=object)
     array[:] = labels
@@ -121,7 +149,9 @@ def _as_array(labels: list[Hashable]) -> np.ndarray:
 def normalise(values: np.ndarray) -> np.ndarray:
     """Probabilities of each class against the rest ``(n, K)``, divided by their sums."""
     total = values.sum(axis=1, keepdims=True)
-    return np.divide(values, total, out=np.full_like(values, 1.0 / values.shape[1]), where=total > 0)
+    return np.divide(
+        values, total, out=np.full_like(values, 1.0 / values.shape[1]), where=total > 0
+    )
 
 
 def check_label(label: Hashable) -> None:
@@ -132,6 +162,10 @@ def check_label(label: Hashable) -> None:
         TypeError: If it cannot be hashed.
     """
     if not isinstance(label, Hashable) or isinstance(label, np.ndarray):
-        raise TypeError(f"a label must be hashable, such as a string or an integer, got {describe(label)}.")
+        raise TypeError(
+            f"a label must be hashable, such as a string or an integer, got {describe(label)}."
+        )
     if label is None or type(label).__name__ in ("NAType", "NaTType") or label != label:
-        raise ValueError(f"the label of a row is missing, got {label!r}: leave such rows out.")
+        raise ValueError(
+            f"the label of a row is missing, got {label!r}: leave such rows out."
+        )

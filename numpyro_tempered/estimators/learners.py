@@ -56,7 +56,10 @@ def weighted(expectation: Expectation) -> Expectation:
 
         def moments(mean: Array, variance: Array) -> Moments:
             of_row = of_u.moments(mean, variance, y, options)
-            first, second, tempered = (weight * each for each in (of_row.first, of_row.second, of_row.objective))
+            first, second, tempered = (
+                weight * each
+                for each in (of_row.first, of_row.second, of_row.objective)
+            )
             return Moments(of_row.at_mean, of_row.expected, first, second, tempered)
 
         return Predictors(matmul(x, theta), x, moments, lambda u: of_u.loss(u, y))
@@ -103,7 +106,9 @@ class Form(NamedTuple):
         """Return the root of the covariance ``(d, d)``, lower triangular, or standard deviations ``(d,)``."""
         with double_precision():
             q = jax.tree.map(jnp.asarray, state.posterior)
-            root = np.asarray(square_root(q) if self.is_full else family_of(q).marginal_scale(q))
+            root = np.asarray(
+                square_root(q) if self.is_full else family_of(q).marginal_scale(q)
+            )
         if not self.is_full:
             return root
         # That of a rule's state is not triangular.
@@ -126,7 +131,11 @@ class Form(NamedTuple):
         """Return the state with the first coefficients alone."""
         if len(state.posterior.loc) == size:
             return state
-        return jax.tree.map(lambda like, leaf: leaf[tuple(map(slice, like.shape))], self.start(size), state)
+        return jax.tree.map(
+            lambda like, leaf: leaf[tuple(map(slice, like.shape))],
+            self.start(size),
+            state,
+        )
 
 
 class Learners:
@@ -136,7 +145,11 @@ class Learners:
     """
 
     def __init__(
-        self, form: Form, expectation: Expectation, states: Sequence[OnlineState], scales: Scales
+        self,
+        form: Form,
+        expectation: Expectation,
+        states: Sequence[OnlineState],
+        scales: Scales,
     ) -> None:
         self.form, self.expectation, self.scales = form, expectation, scales
         # What a regression's noise gains where scales change.
@@ -158,7 +171,14 @@ class Learners:
         """Go on from these states, also more of them or of another size."""
         self._states, self._services = list(states), []
 
-    def run(self, rows: np.ndarray, weight: np.ndarray, outcomes: np.ndarray, *, is_table: bool) -> Losses:
+    def run(
+        self,
+        rows: np.ndarray,
+        weight: np.ndarray,
+        outcomes: np.ndarray,
+        *,
+        is_table: bool,
+    ) -> Losses:
         """Learn rows ``(n, d)`` in their order, with outcomes ``(n, L)``; return the first learner's losses.
 
         With ``is_table`` on the scales of all of them.
@@ -170,7 +190,10 @@ class Learners:
             self.scales = Scales.of_table(rows, weight)
             if not self.expectation.quadratic:
                 # Far rows come last: to a posterior that knows nothing they are all there is.
-                order = np.argsort(np.any(np.abs(self.scales.of_rows(rows)) > LOST, axis=1), kind="stable")
+                order = np.argsort(
+                    np.any(np.abs(self.scales.of_rows(rows)) > LOST, axis=1),
+                    kind="stable",
+                )
                 rows, weight, outcomes = rows[order], weight[order], outcomes[order]
         while start < num_rows:
             stop = num_rows if is_table else start + self._advance(rows[start:])
@@ -182,19 +205,33 @@ class Learners:
             start = stop
         return jax.tree.map(lambda *parts: np.concatenate(parts), *losses)
 
-    def _run(self, rows: np.ndarray, weight: np.ndarray, outcomes: np.ndarray, size: int) -> Losses:
+    def _run(
+        self, rows: np.ndarray, weight: np.ndarray, outcomes: np.ndarray, size: int
+    ) -> Losses:
         states, losses = [], []
         missing = size - len(rows)
         with double_precision():
-            x, w, number = self._on_scales(rows), np.pad(weight, (0, missing)), jnp.asarray(len(rows), jnp.int32)
+            x, w, number = (
+                self._on_scales(rows),
+                np.pad(weight, (0, missing)),
+                jnp.asarray(len(rows), jnp.int32),
+            )
             data = jnp.asarray(np.pad(x, ((0, missing), (0, 0)))), jnp.asarray(w)
-            for state, outcome in zip(self.states, np.pad(outcomes, ((0, missing), (0, 0))).T, strict=True):
+            for state, outcome in zip(
+                self.states, np.pad(outcomes, ((0, missing), (0, 0))).T, strict=True
+            ):
                 rounds = Rounds((*data, jnp.asarray(outcome)), None, number)
                 after, loss = compiled_loop(
-                    self.form.rule, self.expectation, jax.tree.map(jnp.asarray, state), rounds, None
+                    self.form.rule,
+                    self.expectation,
+                    jax.tree.map(jnp.asarray, state),
+                    rounds,
+                    None,
                 )
                 states.append(on_host(after))
-                losses.append(jax.tree.map(lambda leaf: np.asarray(leaf)[: len(rows)], loss))
+                losses.append(
+                    jax.tree.map(lambda leaf: np.asarray(leaf)[: len(rows)], loss)
+                )
         self.load(states)
         return losses[0]
 
@@ -214,10 +251,18 @@ class Learners:
         self.scales, number = before.advance(rows)
         if self.scales.fixed == before.fixed or not before.count:
             return number
-        is_lost = before.count < WARM <= self.scales.count and self.scales.farthest() * FAR > LOST
+        is_lost = (
+            before.count < WARM <= self.scales.count
+            and self.scales.farthest() * FAR > LOST
+        )
         if is_lost and not self.expectation.quadratic:
             fresh, self.is_blank = self.form.start(rows.shape[1]), True
-            self.load([s._replace(posterior=fresh.posterior, memory=fresh.memory) for s in self.states])
+            self.load(
+                [
+                    s._replace(posterior=fresh.posterior, memory=fresh.memory)
+                    for s in self.states
+                ]
+            )
             warn_caller(
                 f"a feature of the first {WARM} rows is more than {LOST:g} standard deviations away from the "
                 "others: what was learned from these rows is forgotten.",
@@ -236,14 +281,32 @@ class Learners:
         """Go on in another form or on other scales, with the same evidence."""
         after = []
         for number, state in enumerate(self.states):
-            q, root, size = state.posterior, self.form.root_of(state), len(state.posterior.loc)
+            q, root, size = (
+                state.posterior,
+                self.form.root_of(state),
+                len(state.posterior.loc),
+            )
             if root.ndim == 2 and not form.is_full:
                 # The diagonal of the precision.
-                root = np.sum(np.square(np.linalg.solve(root, np.eye(size))), axis=0) ** -0.5
-            on_new = move(np.asarray(q.loc), root, self.form.prior(size), form.prior(size), before, self.scales)
+                root = (
+                    np.sum(np.square(np.linalg.solve(root, np.eye(size))), axis=0)
+                    ** -0.5
+                )
+            on_new = move(
+                np.asarray(q.loc),
+                root,
+                self.form.prior(size),
+                form.prior(size),
+                before,
+                self.scales,
+            )
             fresh = form.at(on_new.loc, on_new.root)
             prior = form.start(size).posterior
-            after.append(state._replace(posterior=fresh.posterior, prior=prior, memory=fresh.memory))
+            after.append(
+                state._replace(
+                    posterior=fresh.posterior, prior=prior, memory=fresh.memory
+                )
+            )
             self.energy += on_new.energy if number == 0 else 0.0
         self.form = form
         self.load(after)
@@ -252,11 +315,15 @@ class Learners:
         """Go on with outcomes in another unit, and a noise of one such unit."""
         after = []
         for state in self.states:
-            fresh = self.form.at(ratio * np.asarray(state.posterior.loc), self.form.root_of(state))
+            fresh = self.form.at(
+                ratio * np.asarray(state.posterior.loc), self.form.root_of(state)
+            )
             after.append(state._replace(posterior=fresh.posterior, memory=fresh.memory))
         self.load(after)
 
-    def learn(self, row: np.ndarray, weight: float, outcomes: Sequence[float]) -> list[Losses]:
+    def learn(
+        self, row: np.ndarray, weight: float, outcomes: Sequence[float]
+    ) -> list[Losses]:
         """Learn one row ``(d,)``, with an outcome for each learner."""
         is_row = bool(np.abs(row).max() <= LARGEST)
         if is_row:
@@ -268,7 +335,8 @@ class Learners:
         with double_precision():
             services = self._serve(z)
             return [
-                service.learn(z, weight, outcome) for service, outcome in zip(services, outcomes, strict=True)
+                service.learn(z, weight, outcome)
+                for service, outcome in zip(services, outcomes, strict=True)
             ]
 
     def predict_one(self, row: np.ndarray) -> list[Prediction]:
@@ -281,7 +349,10 @@ class Learners:
         """Return the probability of +1 by some of the learners."""
         z = self._on_scales(row)
         with double_precision():
-            return [service.class_probabilities(z, 1.0).item(1) for service in self._serve(z)[which]]
+            return [
+                service.class_probabilities(z, 1.0).item(1)
+                for service in self._serve(z)[which]
+            ]
 
     def predict(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return mean and variance of the predictors of rows, ``(n, 2)`` for each learner."""
@@ -298,7 +369,10 @@ class Learners:
             shift, scale = self.scales.loc, self.scales.scale
             if self.form.runs:
                 with double_precision():
-                    shift, scale = map(np.asarray, location_and_scale(jax.tree.map(jnp.asarray, state.memory)))
+                    shift, scale = map(
+                        np.asarray,
+                        location_and_scale(jax.tree.map(jnp.asarray, state.memory)),
+                    )
             slopes = state.posterior.loc / scale
             slopes[0] -= np.sum(slopes[1:] * shift[1:])
             coefficients.append(slopes)
@@ -308,11 +382,16 @@ class Learners:
         size = min(BLOCK, 1 << max(len(rows) - 1, 0).bit_length())
         padded = np.pad(self._on_scales(rows), ((0, -len(rows) % size), (0, 0)))
         with double_precision():
-            blocks = [jnp.asarray(block) for block in np.split(padded, len(padded) // size)]
+            blocks = [
+                jnp.asarray(block) for block in np.split(padded, len(padded) // size)
+            ]
             answers = []
             for state in self.states:
                 state = jax.tree.map(jnp.asarray, state)
-                parts = [np.asarray(answer(self.expectation, state, block)) for block in blocks]
+                parts = [
+                    np.asarray(answer(self.expectation, state, block))
+                    for block in blocks
+                ]
                 answers.append(np.concatenate(parts)[: len(rows)])
         return answers
 
@@ -321,7 +400,8 @@ class Learners:
             rule, expectation = self.form.rule, self.expectation
             example = row, 1.0, 1.0
             self._services = [
-                Service(rule, expectation, jax.tree.map(jnp.asarray, state), *example) for state in self._states
+                Service(rule, expectation, jax.tree.map(jnp.asarray, state), *example)
+                for state in self._states
             ]
             self._states = None
         return self._services

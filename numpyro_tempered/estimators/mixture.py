@@ -9,10 +9,21 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin, Transfor
 from sklearn.utils.validation import check_is_fitted
 
 from numpyro_tempered import mixtures
-from numpyro_tempered.core.checks import check_choice, check_count, check_number, describe
+from numpyro_tempered.core.checks import (
+    check_choice,
+    check_count,
+    check_number,
+    describe,
+)
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.estimators.base import Estimator, check_orders, is_one, make_key, on_host
+from numpyro_tempered.estimators.base import (
+    Estimator,
+    check_orders,
+    is_one,
+    make_key,
+    on_host,
+)
 from numpyro_tempered.mixtures import components
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, check_is_component
@@ -28,7 +39,9 @@ GAUSSIANS: dict[str, Callable[..., Component]] = {
 Spec: TypeAlias = str | Component | Callable[[int], Component]
 
 
-class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Estimator):
+class TemperedMixture(
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Estimator
+):
     r"""A mixture by tempered coordinate ascent, :func:`numpyro_tempered.mixtures.fit`, for scikit-learn.
 
     Names of Gaussian components have a prior in the units of the data, by
@@ -113,7 +126,9 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         self.warm_start = warm_start
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "TemperedMixture":
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None
+    ) -> "TemperedMixture":
         """Fit the mixture, and select K where there are several.
 
         Args:
@@ -129,13 +144,17 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
             ValueError: If the data are not of the family, a column is constant, an argument is out of its range,
                 or a warm start has another K, another component or other columns than the fit before.
         """
-        orders = None if self.n_components is None else check_orders(self.n_components, 1)
+        orders = (
+            None if self.n_components is None else check_orders(self.n_components, 1)
+        )
         options: dict[str, Any] = {
             "alpha": self.alpha,
             "concentration": self.concentration,
             "num_restarts": check_count(self.n_init, "n_init"),
             "max_iter": check_count(self.max_iter, "max_iter"),
-            "tolerance": None if self.tol is None else check_number(self.tol, "tol", "[0, inf)"),
+            "tolerance": None
+            if self.tol is None
+            else check_number(self.tol, "tol", "[0, inf)"),
             "progress_bar": bool(self.verbose),
         }
         # The scale of a column takes two rows.
@@ -143,7 +162,9 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         is_single = orders is not None and is_one(self.n_components) and None in specs
         last = vars(self).get("fit_") if self.warm_start else None
         if self.warm_start and not is_single:
-            raise ValueError("warm_start=True is for one n_components and one component, not for several.")
+            raise ValueError(
+                "warm_start=True is for one n_components and one component, not for several."
+            )
         if last is not None and [last.num_components] != orders:
             raise ValueError(
                 f"warm_start=True: the last fit has {last.num_components} components, n_components is "
@@ -153,24 +174,37 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         weight = _weight(sample_weight, len(rows))
         key = make_key(self.random_state)
         with double_precision():
-            families = {name: self._make_component(spec, rows, weight) for name, spec in specs.items()}
+            families = {
+                name: self._make_component(spec, rows, weight)
+                for name, spec in specs.items()
+            }
             options["sample_weight"] = weight
             if is_single and orders is not None:
                 self.__dict__.pop("selection_", None)
                 if last is not None:
                     options |= {"warm_start": last, "num_restarts": 1}
-                fit = mixtures.fit(key, rows, families[None], num_components=orders[0], **options)
+                fit = mixtures.fit(
+                    key, rows, families[None], num_components=orders[0], **options
+                )
             else:
                 several = families.get(None, families)
                 selection = mixtures.select_num_components(
-                    key, rows, several, num_components=orders, baselines=False, num_draws=100, **options
+                    key,
+                    rows,
+                    several,
+                    num_components=orders,
+                    baselines=False,
+                    num_draws=100,
+                    **options,
                 )
                 self.selection_ = on_host(selection)
                 fit = selection.fit
         self.fit_ = on_host(fit)
         return self
 
-    def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> np.ndarray:
+    def fit_predict(
+        self, X: Any, y: Any = None, sample_weight: Any = None
+    ) -> np.ndarray:
         """Fit the mixture, and the component of each row."""
         return self.fit(X, y, sample_weight=sample_weight).predict(X)
 
@@ -232,7 +266,9 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         """Posterior means of the components' means ``(K, d)``."""
         posterior = self.fit_.posterior
         if "loc" not in getattr(posterior, "_fields", ()):
-            raise AttributeError(f"components of the family {self.fit_.component.name} have no means.")
+            raise AttributeError(
+                f"components of the family {self.fit_.component.name} have no means."
+            )
         return np.asarray(posterior.loc)
 
     @property
@@ -253,7 +289,9 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         covariances = self.covariances_
         if self.fit_.component.name not in ("gaussian", "tied_gaussian"):
             return 1.0 / covariances
-        root = np.linalg.solve(np.linalg.cholesky(covariances), np.eye(covariances.shape[-1]))
+        root = np.linalg.solve(
+            np.linalg.cholesky(covariances), np.eye(covariances.shape[-1])
+        )
         return np.swapaxes(root, -1, -2) @ root
 
     @property
@@ -278,7 +316,9 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
     def _allows_missing(self) -> bool:
         return all(_marginalises(spec) for spec in _specs(self.component).values())
 
-    def _make_component(self, component: Spec, rows: np.ndarray, weight: np.ndarray | None) -> Component:
+    def _make_component(
+        self, component: Spec, rows: np.ndarray, weight: np.ndarray | None
+    ) -> Component:
         if not isinstance(component, str):
             component = component(rows.shape[1]) if callable(component) else component
             check_is_component(component)
@@ -298,7 +338,9 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         densities, k = self.score_samples(X), self.n_components_
         return (
             float(np.sum(densities)),
-            k - 1 + derived.num_parameters(self.fit_.component, self.fit_.problem.prior, k),
+            k
+            - 1
+            + derived.num_parameters(self.fit_.component, self.fit_.problem.prior, k),
             len(densities),
         )
 
@@ -329,12 +371,16 @@ def _specs(component: Any) -> Mapping[Any, Spec]:
         specs = component
     elif isinstance(component, list | tuple) and not isinstance(component, Component):
         if not all(isinstance(name, str) for name in component):
-            raise TypeError(f"a list of components has names alone, got {describe(component)}: give a mapping.")
+            raise TypeError(
+                f"a list of components has names alone, got {describe(component)}: give a mapping."
+            )
         specs = {name: name for name in component}
     else:
         return {None: component}
     if not specs or len(specs) < len(component):
-        raise ValueError(f"component must be different components, at least one, got {describe(component)}.")
+        raise ValueError(
+            f"component must be different components, at least one, got {describe(component)}."
+        )
     return specs
 
 

@@ -10,7 +10,13 @@ from sklearn.utils.validation import check_array, check_is_fitted
 from numpyro_tempered import ppca
 from numpyro_tempered.core.checks import check_count, check_number
 from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.estimators.base import Estimator, check_orders, is_one, make_key, on_host
+from numpyro_tempered.estimators.base import (
+    Estimator,
+    check_orders,
+    is_one,
+    make_key,
+    on_host,
+)
 from numpyro_tempered.select.ranking import dyadic
 
 
@@ -117,7 +123,9 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         key = make_key(self.random_state)
         with double_precision():
             if several:
-                selection = ppca.select_num_factors(key, rows, orders, dyadic, **options)
+                selection = ppca.select_num_factors(
+                    key, rows, orders, dyadic, **options
+                )
                 self.selection_ = on_host(selection)
                 fit = selection.fits[selection.selected]
             else:
@@ -147,7 +155,9 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         check_is_fitted(self)
         scores = check_array(X, dtype=np.float64, ensure_min_features=0)
         if scores.shape[1] != self.n_components_:
-            raise ValueError(f"X has {scores.shape[1]} columns; expected {self.n_components_}, the scores.")
+            raise ValueError(
+                f"X has {scores.shape[1]} columns; expected {self.n_components_}, the scores."
+            )
         return scores @ self.components_ + self.mean_
 
     def get_covariance(self) -> np.ndarray:
@@ -168,7 +178,9 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         """
         rows = self._rows(X)
         with double_precision():
-            return np.asarray(ppca.log_density(make_key(0), self.fit_, rows, 1000).value)
+            return np.asarray(
+                ppca.log_density(make_key(0), self.fit_, rows, 1000).value
+            )
 
     def score(self, X: Any, y: Any = None) -> float:
         """The mean of :meth:`score_samples`, for ``GridSearchCV`` and its kin."""
@@ -253,5 +265,7 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
             return [max(1, min(rows.shape[0], most - 1))]
         orders = check_orders(self.n_components, 0)
         if max(orders) > most:
-            raise ValueError(f"n_components={max(orders)} is more than n_features={most}, the columns of X.")
+            raise ValueError(
+                f"n_components={max(orders)} is more than n_features={most}, the columns of X."
+            )
         return orders

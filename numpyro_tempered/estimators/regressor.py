@@ -77,7 +77,9 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
 
     _expectation, _narrow = weighted(GAUSSIAN), 10.0
 
-    def fit(self, X: PyTree, y: PyTree, sample_weight: PyTree = None) -> "OnlineRegressor":
+    def fit(
+        self, X: PyTree, y: PyTree, sample_weight: PyTree = None
+    ) -> "OnlineRegressor":
         """Learn rows anew, one pass over them.
 
         Args:
@@ -95,29 +97,49 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         self.__dict__.pop("_learners", None)
         return self._learn(X, y, sample_weight, is_table=not self.stream)
 
-    def partial_fit(self, X: PyTree, y: PyTree, sample_weight: PyTree = None) -> "OnlineRegressor":
+    def partial_fit(
+        self, X: PyTree, y: PyTree, sample_weight: PyTree = None
+    ) -> "OnlineRegressor":
         """Learn rows, in their order; arguments as for :meth:`fit`."""
         return self._learn(X, y, sample_weight, is_table=False)
 
-    def _learn(self, X: PyTree, y: PyTree, sample_weight: PyTree, *, is_table: bool) -> "OnlineRegressor":
+    def _learn(
+        self, X: PyTree, y: PyTree, sample_weight: PyTree, *, is_table: bool
+    ) -> "OnlineRegressor":
         is_start = not hasattr(self, "_learners")
-        rows, outcomes = self._validate(X, read_rows(y, "y"), reset=is_start, y_numeric=True)
-        outcomes, weight = np.asarray(outcomes, np.float64), self._weight(sample_weight, len(rows))
+        rows, outcomes = self._validate(
+            X, read_rows(y, "y"), reset=is_start, y_numeric=True
+        )
+        outcomes, weight = (
+            np.asarray(outcomes, np.float64),
+            self._weight(sample_weight, len(rows)),
+        )
         if is_start:
             self._start_rows(1, is_table=is_table)
             self._start_noise()
         if is_table:
             rows, outcomes, weight = self._in_order(rows, outcomes, weight)
         else:
-            rows, outcomes, weight = (leaf[weight > 0] for leaf in (rows, outcomes, weight))
+            rows, outcomes, weight = (
+                leaf[weight > 0] for leaf in (rows, outcomes, weight)
+            )
         if len(rows):
             self._run(self._with_intercept(rows), outcomes, weight, is_table=is_table)
         return self
 
-    def _run(self, full: np.ndarray, outcomes: np.ndarray, weight: np.ndarray, *, is_table: bool) -> None:
+    def _run(
+        self,
+        full: np.ndarray,
+        outcomes: np.ndarray,
+        weight: np.ndarray,
+        *,
+        is_table: bool,
+    ) -> None:
         self._set_unit(outcomes)
         scaled = (outcomes - (self._center or 0.0)) / self._scale()
-        losses = self._learners.run(full, 0.5 * weight, scaled[:, None], is_table=is_table)
+        losses = self._learners.run(
+            full, 0.5 * weight, scaled[:, None], is_table=is_table
+        )
         self._observe(losses, weight)
         self._tell_rejected(losses)
 
@@ -145,7 +167,9 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         row = self._row(x)
         if are_rows(row):
             self._set_unit(np.array([y]))
-        (losses,) = self._learners.learn(row, 0.5 * w, [(y - (self._center or 0.0)) / self._scale()])
+        (losses,) = self._learners.learn(
+            row, 0.5 * w, [(y - (self._center or 0.0)) / self._scale()]
+        )
         self._observe(losses, np.array([w]))
 
     def _begin_names(self, names: list[Hashable]) -> None:
@@ -158,7 +182,13 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         outcomes = np.asarray(as_array(y, "y"), np.float64)
         return outcomes[:, 0] if outcomes.shape[1:] == (1,) else outcomes
 
-    def _learn_rows(self, full: np.ndarray, outcomes: np.ndarray, weight: np.ndarray, is_row: np.ndarray) -> None:
+    def _learn_rows(
+        self,
+        full: np.ndarray,
+        outcomes: np.ndarray,
+        weight: np.ndarray,
+        is_row: np.ndarray,
+    ) -> None:
         is_row &= np.isfinite(outcomes)
         on = is_row & (weight > 0)
         if on.any():
@@ -166,7 +196,9 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         for _ in range(int(np.sum(~is_row))):
             self._learners.learn(np.full(self._size, np.nan), 1.0, [math.nan])
 
-    def predict(self, X: PyTree, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    def predict(
+        self, X: PyTree, return_std: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Return predictive means ``(n,)``.
 
         Args:
@@ -183,9 +215,13 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
 
     def _answers(self, full: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (moments,) = self._learners.predict(full)
-        return (self._center or 0.0) + self._scale() * moments[:, 0], self._deviation(moments[:, 1])
+        return (self._center or 0.0) + self._scale() * moments[:, 0], self._deviation(
+            moments[:, 1]
+        )
 
-    def predict_one(self, x: Row, return_std: bool = False) -> float | tuple[float, float]:
+    def predict_one(
+        self, x: Row, return_std: bool = False
+    ) -> float | tuple[float, float]:
         """Return the predictive mean; 0 before the first datum.
 
         Args:
@@ -199,13 +235,21 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
             return (0.0, math.inf) if return_std else 0.0
         (of_row,) = self._learners.predict_one(self._row_to_predict(x))
         mean = (self._center or 0.0) + self._scale() * float(of_row.mean)
-        return (mean, self._deviation(np.asarray(of_row.variance)).item()) if return_std else mean
+        return (
+            (mean, self._deviation(np.asarray(of_row.variance)).item())
+            if return_std
+            else mean
+        )
 
     def predict_many(self, X: "pd.DataFrame") -> "pd.Series":
         """Return the predictive means of the rows of a frame."""
         import pandas as pd
 
-        means = self._answers(self._rows_to_predict(X))[0] if hasattr(self, "_learners") else np.zeros(len(X))
+        means = (
+            self._answers(self._rows_to_predict(X))[0]
+            if hasattr(self, "_learners")
+            else np.zeros(len(X))
+        )
         return pd.Series(means, index=getattr(X, "index", None))
 
     @property
@@ -232,7 +276,9 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
 
     def _coefficients(self) -> np.ndarray:
         check_is_fitted(self)
-        return self._scale() * self._learners.coefficients()[0, : self.n_features_in_ + 1]
+        return (
+            self._scale() * self._learners.coefficients()[0, : self.n_features_in_ + 1]
+        )
 
     def _start_noise(self) -> None:
         self._center: float | None = None
@@ -255,7 +301,9 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         if self._center is None:
             self._center = float(finite[0])
         differences = np.abs(finite - self._center)
-        differences[differences <= ROUNDING * np.maximum(np.abs(finite), abs(self._center))] = 0.0
+        differences[
+            differences <= ROUNDING * np.maximum(np.abs(finite), abs(self._center))
+        ] = 0.0
         if not differences.any():
             return
         before, moves = self._scale(), self._learners.form.moves
@@ -281,7 +329,9 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
             is_finite[np.argmax(is_finite)], self._is_first = False, False
         power = alpha * weight[is_finite]
         at_mean, expected = at_mean[is_finite], expected[is_finite]
-        terms = 0.5 * power * at_mean / (1.0 + power * np.maximum(expected - at_mean, 0.0))
+        terms = (
+            0.5 * power * at_mean / (1.0 + power * np.maximum(expected - at_mean, 0.0))
+        )
         # One after the other, as single rows are added.
         self._noise = (
             float(np.cumsum(np.r_[a, 0.5 * power])[-1]),

@@ -8,7 +8,13 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, validation
 
-from numpyro_tempered.core.checks import check_choice, check_number, check_numbers, check_record, describe
+from numpyro_tempered.core.checks import (
+    check_choice,
+    check_number,
+    check_numbers,
+    check_record,
+    describe,
+)
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import ArrayLike, PyTree
 from numpyro_tempered.core.warn import warn_caller
@@ -68,7 +74,9 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         """
         alpha = float(check_number(self.alpha, "alpha", "(0, inf)"))
         is_wide = num_features > MAX_FULL
-        scale = self._narrow if not is_wide else WIDE_PREDICTOR / math.sqrt(num_features)
+        scale = (
+            self._narrow if not is_wide else WIDE_PREDICTOR / math.sqrt(num_features)
+        )
         if self.prior_scale is not None:
             scale = float(check_number(self.prior_scale, "prior_scale", "(0, inf)"))
         if self.covariance is not None:
@@ -78,16 +86,28 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
             return Form(rvga(alpha), is_full, scale, moves=True, runs=False)
         check_record(self.rule, "rule", Rule, "nt.online.ngvi()")
         if self.rule.features is not None:
-            raise ValueError("features are standardised in any case: give the rule inside of standardise().")
+            raise ValueError(
+                "features are standardised in any case: give the rule inside of standardise()."
+            )
         if alpha != 1.0:
-            raise ValueError(f"alpha = {alpha:g} is for the default rule: give step_size to the rule instead.")
-        return Form(self.rule if is_table else running(self.rule), is_full, scale, moves=False, runs=not is_table)
+            raise ValueError(
+                f"alpha = {alpha:g} is for the default rule: give step_size to the rule instead."
+            )
+        return Form(
+            self.rule if is_table else running(self.rule),
+            is_full,
+            scale,
+            moves=False,
+            runs=not is_table,
+        )
 
     def _tell_width(self, num_features: int, form: Form) -> None:
         """Say what the defaults are for more than 200 columns, where they decide."""
         defaults = []
         if self.covariance is None:
-            defaults.append("covariance='diag' (a full one would take time in the square of the columns)")
+            defaults.append(
+                "covariance='diag' (a full one would take time in the square of the columns)"
+            )
         if self.prior_scale is None:
             defaults.append(f"prior_scale={form.scale:.2g} (3/sqrt(d))")
         if num_features > MAX_FULL and defaults:
@@ -95,7 +115,12 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
             warn_caller(f"{text} Pass them to choose.", UserWarning)
 
     def _validate(
-        self, X: PyTree, y: PyTree = "no_validation", *, reset: bool = False, **options: bool
+        self,
+        X: PyTree,
+        y: PyTree = "no_validation",
+        *,
+        reset: bool = False,
+        **options: bool,
     ) -> PyTree:
         """Return rows in double precision, and outcomes where they are to come, by scikit-learn's rules.
 
@@ -104,14 +129,20 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         """
         X = read_rows(X)
         if hasattr(validation, "validate_data"):
-            checked = validation.validate_data(self, X, y, dtype=np.float64, reset=reset, **options)
+            checked = validation.validate_data(
+                self, X, y, dtype=np.float64, reset=reset, **options
+            )
         else:
             # scikit-learn 1.5.
-            checked = self._validate_data(X, y, dtype=np.float64, reset=reset, **options)
+            checked = self._validate_data(
+                X, y, dtype=np.float64, reset=reset, **options
+            )
         rows = checked[0] if isinstance(checked, tuple) else checked
         if np.size(rows) and np.abs(rows).max() > LARGEST:
             row, column = np.unravel_index(int(np.argmax(np.abs(rows))), rows.shape)
-            raise ValueError(f"X[{row}, {column}] is {rows[row, column]:g}; entries must be at most {LARGEST:g}.")
+            raise ValueError(
+                f"X[{row}, {column}] is {rows[row, column]:g}; entries must be at most {LARGEST:g}."
+            )
         return checked
 
     def _weight(self, sample_weight: PyTree, num_rows: int) -> np.ndarray:
@@ -125,7 +156,9 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         weight = np.asarray(as_array(sample_weight, "sample_weight"), np.float64)
         weight = np.full(num_rows, weight) if weight.ndim == 0 else weight
         if weight.shape != (num_rows,):
-            raise ValueError(f"sample_weight has shape {weight.shape}; expected ({num_rows},), one for each row.")
+            raise ValueError(
+                f"sample_weight has shape {weight.shape}; expected ({num_rows},), one for each row."
+            )
         check_numbers(weight, "sample_weight", "[0, inf)")
         return weight
 
@@ -133,18 +166,35 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         """Return the weights of rows by their outcomes."""
         return np.ones(len(outcomes))
 
-    def _start(self, num_features: int, names: list[Hashable] | None, num_learners: int, is_table: bool) -> None:
+    def _start(
+        self,
+        num_features: int,
+        names: list[Hashable] | None,
+        num_learners: int,
+        is_table: bool,
+    ) -> None:
         """Begin with states before any datum."""
         form = self._form(num_features, is_table=is_table)
         self._tell_width(num_features, form)
         state = form.start(num_features + 1)
-        self._columns = None if names is None else {name: column + 1 for column, name in enumerate(names)}
+        self._columns = (
+            None
+            if names is None
+            else {name: column + 1 for column, name in enumerate(names)}
+        )
         self._size = num_features + 1
-        self._learners = Learners(form, self._expectation, [state] * num_learners, Scales.start(self._size))
+        self._learners = Learners(
+            form, self._expectation, [state] * num_learners, Scales.start(self._size)
+        )
 
     def _start_rows(self, num_learners: int, *, is_table: bool) -> None:
         names = getattr(self, "feature_names_in_", None)
-        self._start(self.n_features_in_, None if names is None else names.tolist(), num_learners, is_table)
+        self._start(
+            self.n_features_in_,
+            None if names is None else names.tolist(),
+            num_learners,
+            is_table,
+        )
 
     def _start_one(self, x: Row, num_learners: int) -> None:
         if isinstance(x, Mapping):
@@ -157,7 +207,10 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
 
     def _tell_rejected(self, losses: Losses) -> None:
         """Warn of rows that the rounds have rejected."""
-        number, total = int(np.sum(~np.isfinite(losses.at_mean + losses.expected))), len(losses.at_mean)
+        number, total = (
+            int(np.sum(~np.isfinite(losses.at_mean + losses.expected))),
+            len(losses.at_mean),
+        )
         if number:
             warn_caller(
                 f"{number} of {total} rows were rejected: their loss is not finite, by features or outcomes too "
@@ -192,15 +245,25 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
                     f"the columns of the start have no names, got {describe(x)}: give a row of numbers."
                 )
             return {
-                name: value if type(value) is float else as_number(value, f"feature {name!r}")
+                name: value
+                if type(value) is float
+                else as_number(value, f"feature {name!r}")
                 for name, value in x.items()
             }
         values = np.asarray(as_array(x, "a row"), np.float64)
-        expected = getattr(self, "n_features_in_", None) if hasattr(self, "_learners") else None
+        expected = (
+            getattr(self, "n_features_in_", None)
+            if hasattr(self, "_learners")
+            else None
+        )
         if expected is not None and values.shape != (expected,):
-            raise ValueError(f"a row has shape ({expected},), as at the start, got {values.shape}.")
+            raise ValueError(
+                f"a row has shape ({expected},), as at the start, got {values.shape}."
+            )
         if values.ndim != 1 or not len(values):
-            raise ValueError(f"a row must be a dict of features or have shape (d,), got shape {values.shape}.")
+            raise ValueError(
+                f"a row must be a dict of features or have shape (d,), got shape {values.shape}."
+            )
         return values
 
     def _row(self, x: Row) -> np.ndarray:
@@ -244,14 +307,22 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
             ValueError: As ``learn_one``.
             TypeError: If ``X`` is no frame, or holds other things than numbers.
         """
-        rows, weight, outcomes = rows_of(X), self._weight(w, len(X)), self._read_outcomes(y)
+        rows, weight, outcomes = (
+            rows_of(X),
+            self._weight(w, len(X)),
+            self._read_outcomes(y),
+        )
         if np.shape(outcomes) != (len(rows),):
-            raise ValueError(f"y has shape {np.shape(outcomes)}; expected ({len(rows)},), one for each row.")
+            raise ValueError(
+                f"y has shape {np.shape(outcomes)}; expected ({len(rows)},), one for each row."
+            )
         weight, names = weight * self._weights_of(outcomes), list(X.columns)
         if not hasattr(self, "_learners"):
             self._begin_names(names)
         if self._columns is None:
-            raise ValueError("the columns of the start have no names: partial_fit takes arrays.")
+            raise ValueError(
+                "the columns of the start have no names: partial_fit takes arrays."
+            )
         self._add_columns(names)
         full = place(rows, names, self._columns, self._size)
         self._learn_rows(full, outcomes, weight, are_rows(full))
@@ -264,7 +335,9 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         """
         rows = rows_of(X)
         if not are_rows(rows).all():
-            raise ValueError("X has missing or infinite entries: fill them in before a prediction.")
+            raise ValueError(
+                "X has missing or infinite entries: fill them in before a prediction."
+            )
         if self._columns is None:
             # Columns without names are told apart by their order.
             return self._with_intercept(self._validate(X))
@@ -310,7 +383,9 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         order = np.argsort(key, kind="stable")
         same = np.diff(key[order]) == 0.0
         one, two = order[:-1][same], order[1:][same]
-        same[same] = np.all(rows[one] == rows[two], axis=1) & (outcomes[one] == outcomes[two])
+        same[same] = np.all(rows[one] == rows[two], axis=1) & (
+            outcomes[one] == outcomes[two]
+        )
         if not same.any() and (weight == 1.0).all():
             order = random.permutation(len(rows))
             return rows[order], outcomes[order], weight
@@ -324,14 +399,20 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
     def _states(self) -> list[OnlineState]:
         """Return the states without columns to spare."""
         size = self.n_features_in_ + 1
-        return [self._learners.form.narrow(state, size) for state in self._learners.states]
+        return [
+            self._learners.form.narrow(state, size) for state in self._learners.states
+        ]
 
     def __getstate__(self) -> dict[str, PyTree]:
         state = dict(super().__getstate__())
         if "_learners" in state:
             # Programs and buffers are made anew where they are loaded.
             learners = state["_learners"]
-            state["_learners"] = learners.form._replace(rule=None), learners.states, learners.scales
+            state["_learners"] = (
+                learners.form._replace(rule=None),
+                learners.states,
+                learners.scales,
+            )
         return state
 
     def __setstate__(self, state: dict[str, PyTree]) -> None:
@@ -339,4 +420,6 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         if "_learners" in state:
             form, states, scales = state["_learners"]
             rule = self._form(self.n_features_in_, is_table=not form.runs).rule
-            self._learners = Learners(form._replace(rule=rule), self._expectation, states, scales)
+            self._learners = Learners(
+                form._replace(rule=rule), self._expectation, states, scales
+            )

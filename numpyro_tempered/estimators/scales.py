@@ -50,7 +50,19 @@ class Scales(NamedTuple):
     def start(cls, size: int) -> "Scales":
         """Return the scales before any row."""
         zero, constant, inf = np.zeros(size), np.arange(size) > 0, np.full(size, np.inf)
-        return cls(0, zero, zero, zero, 0, zero, np.ones(size), constant, zero, inf, np.zeros((0, size)))
+        return cls(
+            0,
+            zero,
+            zero,
+            zero,
+            0,
+            zero,
+            np.ones(size),
+            constant,
+            zero,
+            inf,
+            np.zeros((0, size)),
+        )
 
     def widen(self, size: int) -> "Scales":
         """Add columns, which have been 0 so far."""
@@ -60,7 +72,9 @@ class Scales(NamedTuple):
             for name in self._fields
             if np.ndim(getattr(self, name)) == 1
         }
-        return self._replace(early=np.pad(self.early, ((0, 0), (0, size - old))), **arrays)
+        return self._replace(
+            early=np.pad(self.early, ((0, 0), (0, size - old))), **arrays
+        )
 
     def add(self, rows: np.ndarray) -> "Scales":
         """Count more rows ``(n, d)``, one after the other, so that pieces add up to the same bits."""
@@ -73,7 +87,9 @@ class Scales(NamedTuple):
                 # What was far is counted anew, without its distance.
                 zero = np.zeros_like(self.total)
                 center, reach = reach_of(after.early)
-                empty = after._replace(count=0, total=zero, square=zero, center=center, reach=reach)
+                empty = after._replace(
+                    count=0, total=zero, square=zero, center=center, reach=reach
+                )
                 return empty._replace(first=empty.near(after.first))._count(after.early)
         return after._count(rows)
 
@@ -89,11 +105,17 @@ class Scales(NamedTuple):
     def _count(self, rows: np.ndarray) -> "Scales":
         differences = self.near(rows) - self.first
         if len(rows) == 1:
-            total, square = self.total + differences[0], self.square + np.square(differences[0])
+            total, square = (
+                self.total + differences[0],
+                self.square + np.square(differences[0]),
+            )
             return self._replace(count=self.count + 1, total=total, square=square)
         total, square = (
             np.cumsum(np.vstack([sums, terms]), axis=0)[-1]
-            for sums, terms in ((self.total, differences), (self.square, np.square(differences)))
+            for sums, terms in (
+                (self.total, differences),
+                (self.square, np.square(differences)),
+            )
         )
         return self._replace(count=self.count + len(rows), total=total, square=square)
 
@@ -104,16 +126,22 @@ class Scales(NamedTuple):
         variance = np.maximum(square - np.square(shift), ROUNDING * square)
         loc, scale = self.first + shift, np.where(is_constant, 1.0, np.sqrt(variance))
         loc[0], scale[0], is_constant[0] = 0.0, 1.0, False
-        fixed = self._replace(fixed=self.count, loc=loc, scale=scale, is_constant=is_constant)
+        fixed = self._replace(
+            fixed=self.count, loc=loc, scale=scale, is_constant=is_constant
+        )
         if self.count < WARM:
             return fixed
-        return fixed._replace(center=loc, reach=np.where(is_constant, np.inf, FAR * scale))
+        return fixed._replace(
+            center=loc, reach=np.where(is_constant, np.inf, FAR * scale)
+        )
 
     @classmethod
     def of_table(cls, rows: np.ndarray, weight: np.ndarray) -> "Scales":
         """Return the scales of all rows of a table, that count by their weights."""
         center, reach = reach_of(rows)
-        start = cls.start(rows.shape[1])._replace(early=rows[:WARM], count=len(rows), center=center, reach=reach)
+        start = cls.start(rows.shape[1])._replace(
+            early=rows[:WARM], count=len(rows), center=center, reach=reach
+        )
         near, share = start.near(rows), weight * (len(rows) / weight.sum())
         differences = near - near[0]
         total, square = share @ differences, share @ np.square(differences)
@@ -130,7 +158,9 @@ class Scales(NamedTuple):
         that was constant, by the rows up to this one.
         """
         scales = self.add(rows[:1])
-        is_due = scales.count >= 2 * self.fixed or (self.count < WARM <= scales.count and scales.farthest() > 1.0)
+        is_due = scales.count >= 2 * self.fixed or (
+            self.count < WARM <= scales.count and scales.farthest() > 1.0
+        )
         if len(rows) == 1 and not is_due and not self.is_constant.any():
             return scales, 1
         moves = self._moves(rows)
@@ -179,7 +209,12 @@ class OnScales(NamedTuple):
 
 
 def move(
-    loc: np.ndarray, root: np.ndarray, before: np.ndarray, after: np.ndarray, old: Scales, new: Scales
+    loc: np.ndarray,
+    root: np.ndarray,
+    before: np.ndarray,
+    after: np.ndarray,
+    old: Scales,
+    new: Scales,
 ) -> OnScales:
     r"""Return the posterior on new scales, with the same evidence and another prior.
 
@@ -191,7 +226,9 @@ def move(
     shift[0] = 0.0
     if root.ndim == 1:
         evidence = root**-2.0 - before**-2.0
-        precision = after**-2.0 + evidence * np.square(ratio) + evidence[0] * np.square(shift)
+        precision = (
+            after**-2.0 + evidence * np.square(ratio) + evidence[0] * np.square(shift)
+        )
         # Each coefficient by itself; the intercept is the predictor at the new location.
         mean = ratio * root**-2.0 * loc / precision
         mean[0] = loc[0] + np.sum(shift * mean)
@@ -202,9 +239,13 @@ def move(
     change[0] -= shift
     weighted = precision @ loc
     of_new = change.T @ weighted
-    precision = change.T @ (precision - np.diag(before**-2.0)) @ change + np.diag(after**-2.0)
+    precision = change.T @ (precision - np.diag(before**-2.0)) @ change + np.diag(
+        after**-2.0
+    )
     # With the coordinates turned around, the inverse of the upper factor is the lower root of the covariance.
-    reverse = np.linalg.cholesky((0.5 * (precision + precision.T))[::-1, ::-1])[::-1, ::-1]
+    reverse = np.linalg.cholesky((0.5 * (precision + precision.T))[::-1, ::-1])[
+        ::-1, ::-1
+    ]
     tril = solve_triangular(reverse.T, np.eye(len(loc)), lower=True)
     mean = tril @ (tril.T @ of_new)
     return OnScales(mean, tril, 0.5 * float(weighted @ loc - of_new @ mean))

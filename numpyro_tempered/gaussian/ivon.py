@@ -60,22 +60,35 @@ class Estimate(NamedTuple):
 
 def start(mean: PyTree, precision: PyTree) -> IvonState:
     """The state before the first step; ``precision`` is a prefix of ``mean``."""
-    precisions = jax.tree.map(jnp.broadcast_to, spread(precision, mean), jax.tree.map(jnp.shape, mean))
+    precisions = jax.tree.map(
+        jnp.broadcast_to, spread(precision, mean), jax.tree.map(jnp.shape, mean)
+    )
     precisions = jax.tree.map(lambda p, m: p.astype(m.dtype), precisions, mean)
-    return IvonState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, mean), precisions)
+    return IvonState(
+        jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, mean), precisions
+    )
 
 
 def spread(prefix: PyTree, tree: PyTree) -> PyTree:
     """Arrays of a pytree prefix, one for each leaf of the tree below it."""
-    return jax.tree.map(lambda value, below: jax.tree.map(lambda _: jnp.asarray(value), below), prefix, tree)
+    return jax.tree.map(
+        lambda value, below: jax.tree.map(lambda _: jnp.asarray(value), below),
+        prefix,
+        tree,
+    )
 
 
-def draw(rng_key: Array, mean: PyTree, precision: PyTree, noise: Noise = jax.random.normal) -> PyTree:
+def draw(
+    rng_key: Array, mean: PyTree, precision: PyTree, noise: Noise = jax.random.normal
+) -> PyTree:
     """A draw of the weights from N(mean, 1/precision), with this standard noise."""
     leaves, structure = jax.tree.flatten(mean)
     if noise is quick_noise:
         # The words of all leaves at once: on a small network each call of threefry is a fiftieth of the step.
-        noise, keys = _noise_of_words, jax.random.bits(rng_key, (len(leaves), 2), jnp.uint32)
+        noise, keys = (
+            _noise_of_words,
+            jax.random.bits(rng_key, (len(leaves), 2), jnp.uint32),
+        )
     else:
         keys = jax.random.split(rng_key, len(leaves))
 
@@ -87,7 +100,9 @@ def draw(rng_key: Array, mean: PyTree, precision: PyTree, noise: Noise = jax.ran
 
 
 @key_first
-def quick_noise(rng_key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+def quick_noise(
+    rng_key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+) -> Array:
     r"""Noise of mean 0, variance 1 and nearly normal, at a twentieth of the price of ``jax.random.normal``.
 
     The number of ones in 32 random bits plus a uniform number: symmetric, with kurtosis 2.93 where the normal has
@@ -117,7 +132,9 @@ def _noise_of_words(words: Array, shape: tuple[int, ...], dtype: DTypeLike) -> A
     ones = jax.lax.population_count(word).astype(jnp.int32).astype(dtype)
     # What lies between the whole numbers: with a sign, the word is nearly uncorrelated with its number of ones.
     rest = jax.lax.bitcast_convert_type(word, jnp.int32).astype(dtype) * 2.0**-32
-    return ((ones + (rest - 16.0 + 2.0**-33)) * (8.0 + 1.0 / 12.0) ** -0.5).reshape(shape)
+    return ((ones + (rest - 16.0 + 2.0**-33)) * (8.0 + 1.0 / 12.0) ** -0.5).reshape(
+        shape
+    )
 
 
 def _mix(word: Array) -> Array:
@@ -137,7 +154,9 @@ def estimate(weights: PyTree, gradients: PyTree, mean: PyTree) -> Estimate:
         return jnp.mean(gradient, 0), jnp.mean(product, 0)
 
     pairs = jax.tree.map(average, weights, gradients, mean)
-    return Estimate(*jax.tree.transpose(jax.tree.structure(mean), jax.tree.structure((0, 0)), pairs))
+    return Estimate(
+        *jax.tree.transpose(jax.tree.structure(mean), jax.tree.structure((0, 0)), pairs)
+    )
 
 
 def step(
@@ -172,15 +191,21 @@ def step(
 
     has_prior = not (isinstance(prior_precision, float) and prior_precision == 0.0)
 
-    def leaf(g: Array, product: Array, u: Array, p: Array, s: Array, pull: Array) -> tuple[Array, Array, Array]:
+    def leaf(
+        g: Array, product: Array, u: Array, p: Array, s: Array, pull: Array
+    ) -> tuple[Array, Array, Array]:
         # Each division and root of a small network is a tenth of the whole step, so change is a share of p.
-        change = (1.0 - jnp.asarray(b2, p.dtype)) * (product - 1.0 + (s / p if has_prior else 0.0))
+        change = (1.0 - jnp.asarray(b2, p.dtype)) * (
+            product - 1.0 + (s / p if has_prior else 0.0)
+        )
         if not _is_infinite(clip_change):
             change = jnp.clip(change, -clip_change, clip_change)
         precision = p * (1.0 + change * (1.0 + 0.5 * change))
         deviation = jax.lax.rsqrt(precision)
         momentum = b1 * u + (1.0 - b1) * g
-        direction = (momentum * debias.astype(p.dtype) + (pull if has_prior else 0.0)) * deviation
+        direction = (
+            momentum * debias.astype(p.dtype) + (pull if has_prior else 0.0)
+        ) * deviation
         if not _is_infinite(clip_deviations):
             direction = jnp.clip(direction, -clip_deviations, clip_deviations)
         direction = direction * deviation

@@ -30,7 +30,9 @@ class Natural(NamedTuple):
 
     def plus(self, term: "Natural", weight: Scalar = 1.0) -> "Natural":
         """The parameters with ``weight`` times those of another term."""
-        return Natural(self.linear + weight * term.linear, self.precision + weight * term.precision)
+        return Natural(
+            self.linear + weight * term.linear, self.precision + weight * term.precision
+        )
 
     def slope(self, shift: Array) -> Array:
         """The gradient of the term's logarithm at a distance ``shift`` from the origin, ``(d,)``."""
@@ -49,7 +51,9 @@ def to_natural(q: Gaussian, origin: Array) -> Natural:
     if root.ndim == 1:
         precision = 1.0 / jnp.square(root)
     else:
-        inverse = solve_triangular(root, jnp.eye(root.shape[0], dtype=root.dtype), lower=True)
+        inverse = solve_triangular(
+            root, jnp.eye(root.shape[0], dtype=root.dtype), lower=True
+        )
         precision = matmul(inverse.T, inverse)
     return Natural(apply(precision, q.loc - origin), precision)
 
@@ -78,7 +82,13 @@ def from_natural(natural: Natural, origin: Array, near: Q) -> Q:
     whitened = matmul(root.T, matmul(natural.precision, root))
     whitened = 0.5 * (whitened + whitened.T)
     identity = jnp.eye(root.shape[0], dtype=root.dtype)
-    least = jnp.linalg.cholesky(whitened - identity / MOST_GROWTH, symmetrize_input=False)
-    lower = jnp.linalg.cholesky(whitened, symmetrize_input=False) + 0.0 * jnp.sum(jnp.diagonal(least))
+    least = jnp.linalg.cholesky(
+        whitened - identity / MOST_GROWTH, symmetrize_input=False
+    )
+    lower = jnp.linalg.cholesky(whitened, symmetrize_input=False) + 0.0 * jnp.sum(
+        jnp.diagonal(least)
+    )
     factor = solve_triangular(lower, root.T, lower=True).T
-    return family.canonical(family.with_root(near.loc + matmul(factor, matmul(factor.T, force)), factor))
+    return family.canonical(
+        family.with_root(near.loc + matmul(factor, matmul(factor.T, force)), factor)
+    )

@@ -13,12 +13,29 @@ from numpyro import handlers
 from numpyro.distributions import Distribution
 from numpyro.infer.initialization import init_to_feasible
 
-from numpyro_tempered.core.checks import call_of, check_key, check_options, describe, is_traced
-from numpyro_tempered.core.processes import all_finite, automatic_mesh, check_same, spans_processes, to_host
+from numpyro_tempered.core.checks import (
+    call_of,
+    check_key,
+    check_options,
+    describe,
+    is_traced,
+)
+from numpyro_tempered.core.processes import (
+    all_finite,
+    automatic_mesh,
+    check_same,
+    spans_processes,
+    to_host,
+)
 from numpyro_tempered.core.rows import held_array, is_list
 from numpyro_tempered.core.typing import Model
 from numpyro_tempered.handlers.effects import Trace, handler_chain
-from numpyro_tempered.handlers.likelihood import get_trace, is_masked, likelihood_sites, untempered_log_prob
+from numpyro_tempered.handlers.likelihood import (
+    get_trace,
+    is_masked,
+    likelihood_sites,
+    untempered_log_prob,
+)
 
 
 def check_call(
@@ -40,7 +57,11 @@ def check_call(
     """
     call = call_of(function)
     check_key_and_model(function, rng_key, model)
-    if method is None or isinstance(method, int | float | list | tuple | dict) or hasattr(method, "shape"):
+    if (
+        method is None
+        or isinstance(method, int | float | list | tuple | dict)
+        or hasattr(method, "shape")
+    ):
         name = list(inspect.signature(function).parameters)[2]
         raise TypeError(
             f"{name} must be a class such as AutoNormal, or a callable that takes the model, got "
@@ -51,7 +72,9 @@ def check_call(
     return model_arguments(function, model, args, kwargs)
 
 
-def check_key_and_model(function: Callable[..., object], rng_key: object, model: Model) -> None:
+def check_key_and_model(
+    function: Callable[..., object], rng_key: object, model: Model
+) -> None:
     """Refuse a call of a function that takes key and model first, where one of these was left out.
 
     Raises:
@@ -60,11 +83,18 @@ def check_key_and_model(function: Callable[..., object], rng_key: object, model:
     call = call_of(function)
     check_key(rng_key, call)
     if isinstance(model, type) or not callable(model):
-        raise TypeError(f"model must be a NumPyro model, a function, got {describe(model)}: the call is {call}.")
+        raise TypeError(
+            f"model must be a NumPyro model, a function, got {describe(model)}: the call is {call}."
+        )
 
 
 def model_arguments(
-    function: Callable[..., object], model: Model, args: tuple, kwargs: dict, *, finite: bool = True
+    function: Callable[..., object],
+    model: Model,
+    args: tuple,
+    kwargs: dict,
+    *,
+    finite: bool = True,
 ) -> tuple[tuple, dict]:
     """The arguments of a model as arrays: pandas objects, and lists of numbers if the model cannot take them.
 
@@ -87,13 +117,19 @@ def model_arguments(
 
     def read(convert: Callable[[object, str], object]) -> tuple[tuple, dict]:
         parts = [
-            jax.tree.map(lambda leaf, label=label: convert(leaf, label), value, is_leaf=is_list)
+            jax.tree.map(
+                lambda leaf, label=label: convert(leaf, label), value, is_leaf=is_list
+            )
             for label, value in zip(labels, values, strict=True)
         ]
-        return tuple(parts[: len(args)]), dict(zip(kwargs, parts[len(args) :], strict=True))
+        return tuple(parts[: len(args)]), dict(
+            zip(kwargs, parts[len(args) :], strict=True)
+        )
 
     whole = read(_plain)
-    if any(map(_is_odd, jax.tree.leaves(whole, is_leaf=is_list))) and not _runs(model, *whole):
+    if any(map(_is_odd, jax.tree.leaves(whole, is_leaf=is_list))) and not _runs(
+        model, *whole
+    ):
         # The model uses them as data; else it looks at them on the host.
         whole = read(_numbers)
     if finite:
@@ -101,7 +137,9 @@ def model_arguments(
     return whole
 
 
-def _bind(function: Callable[..., object], model: Model, args: tuple, kwargs: dict) -> list[str]:
+def _bind(
+    function: Callable[..., object], model: Model, args: tuple, kwargs: dict
+) -> list[str]:
     """What to call each argument of a model, in order.
 
     Raises:
@@ -110,7 +148,12 @@ def _bind(function: Callable[..., object], model: Model, args: tuple, kwargs: di
     # Handlers of NumPyro and of this package pass all arguments on; a wrapper of the user's may not.
     layers = handler_chain(model)
     inner = next(
-        (f for f in layers if not type(f).__module__.startswith(("numpyro.", "numpyro_tempered."))), model
+        (
+            f
+            for f in layers
+            if not type(f).__module__.startswith(("numpyro.", "numpyro_tempered."))
+        ),
+        model,
     )
     positional = [f"number {i + 1}" for i in range(len(args))]
     try:
@@ -118,27 +161,45 @@ def _bind(function: Callable[..., object], model: Model, args: tuple, kwargs: di
     except (TypeError, ValueError):
         return [*positional, *kwargs]
     parameters = signature.parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = [
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        by_keyword = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        by_keyword = [
+            p.name
+            for p in parameters
+            if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
         taker = f"{call_of(function)} passes the rest on to the model, which"
-        options = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        options = [
+            p.name
+            for p in inspect.signature(function).parameters.values()
+            if p.kind is p.KEYWORD_ONLY
+        ]
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             check_options(kwargs, {*by_keyword, *options}, taker)
-        raise TypeError(f"{taker} cannot be called so: {error}. It takes {signature}.") from error
+        raise TypeError(
+            f"{taker} cannot be called so: {error}. It takes {signature}."
+        ) from error
     return [*names[: len(args)], *positional[len(names) :], *kwargs]
 
 
 def _is_array(value: object) -> bool:
     return isinstance(value, jax.Array) or (
-        isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and not _is_odd(value)
+        isinstance(value, np.ndarray)
+        and not isinstance(value, np.ma.MaskedArray)
+        and not _is_odd(value)
     )
 
 
 def _is_odd(leaf: object) -> bool:
-    return is_list(leaf) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUTmM")
+    return is_list(leaf) or (
+        isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUTmM"
+    )
 
 
 def _plain(leaf: Any, label: str) -> Any:
@@ -157,19 +218,29 @@ def _plain(leaf: Any, label: str) -> Any:
 
 def _numbers(leaf: object, label: str) -> object:
     plain = _plain(leaf, label)
-    return held_array(leaf, f"argument {label!r} of the model") if _is_odd(plain) else plain
+    return (
+        held_array(leaf, f"argument {label!r} of the model")
+        if _is_odd(plain)
+        else plain
+    )
 
 
 def feasible_trace(model: Model, args: tuple, kwargs: dict) -> Trace:
     """A trace of a model at feasible values of its latents, of which not all priors can be drawn."""
     seeded = handlers.seed(model, jax.random.key(0))
-    return get_trace(handlers.substitute(seeded, substitute_fn=init_to_feasible), args, kwargs)
+    return get_trace(
+        handlers.substitute(seeded, substitute_fn=init_to_feasible), args, kwargs
+    )
 
 
 def _runs(model: Model, args: tuple, kwargs: dict) -> bool:
     """Whether a model has a likelihood at these arguments."""
     try:
-        with handlers.block(), numpyro.validation_enabled(False), warnings.catch_warnings():
+        with (
+            handlers.block(),
+            numpyro.validation_enabled(False),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             # jax warns of lists in the place of arrays.
             warnings.simplefilter("error", DeprecationWarning)
@@ -189,17 +260,24 @@ def _check_finite(model: Model, args: tuple, kwargs: dict, labels: list[str]) ->
     """
     values = zip(labels, (*args, *kwargs.values()), strict=True)
     holes = [
-        (label, text) for label, value in values for leaf in jax.tree.leaves(value) if (text := _holes(leaf))
+        (label, text)
+        for label, value in values
+        for leaf in jax.tree.leaves(value)
+        if (text := _holes(leaf))
     ]
     if not holes:
         return
     label, text = holes[0]
-    advice = "Leave such data out, fill them in, or mask them, by numpyro.handlers.mask."
+    advice = (
+        "Leave such data out, fill them in, or mask them, by numpyro.handlers.mask."
+    )
     with handlers.block(), numpyro.validation_enabled(False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             sites = likelihood_sites(feasible_trace(model, args, kwargs))
-            log_probs = {name: to_host(untempered_log_prob(site)) for name, site in sites.items()}
+            log_probs = {
+                name: to_host(untempered_log_prob(site)) for name, site in sites.items()
+            }
         except Exception:  # the fit itself raises what is wrong with the model
             return
     for name, log_prob in log_probs.items():
@@ -214,13 +292,17 @@ def _check_finite(model: Model, args: tuple, kwargs: dict, labels: list[str]) ->
 
 def _has_nan_parameters(fn: Distribution) -> bool:
     leaves = () if is_masked(fn) else jax.tree.leaves(fn)
-    numbers = (leaf for leaf in leaves if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+    numbers = (
+        leaf for leaf in leaves if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    )
     return any(np.any(np.isnan(to_host(leaf))) for leaf in numbers)
 
 
 def _holes(leaf: object) -> str:
     """How many entries are NaN or infinite, and where the first one is; nothing where all are finite."""
-    if is_traced(leaf) or not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.inexact):
+    if is_traced(leaf) or not jnp.issubdtype(
+        getattr(leaf, "dtype", type(leaf)), jnp.inexact
+    ):
         return ""
     if spans_processes(leaf) and all_finite(leaf):
         return ""
@@ -229,5 +311,7 @@ def _holes(leaf: object) -> str:
     if not len(bad):
         return ""
     index = tuple(bad[0].tolist())
-    place = f", the first at index {index if len(index) > 1 else index[0]}" if index else ""
+    place = (
+        f", the first at index {index if len(index) > 1 else index[0]}" if index else ""
+    )
     return f"{len(bad)} of {values.size} values that are NaN or infinite{place}"

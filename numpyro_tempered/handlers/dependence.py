@@ -60,17 +60,25 @@ def get_structure(model: Callable[[], object]) -> Structure:
         trace = get_abstract_trace(model, functools.partial(_fill, tokens=tokens))
         sites.update(trace)
         return {
-            name: site["value"] if site["type"] == "deterministic" else site["fn"].log_prob(site["value"])
+            name: site["value"]
+            if site["type"] == "deterministic"
+            else site["fn"].log_prob(site["value"])
             for name, site in trace.items()
             if site["type"] in ("deterministic", "sample")
         }
 
     jax.eval_shape(run, {})
     depends: dict[str, frozenset[str]] = {}
-    names = dict(sorted((site[TOKEN], name) for name, site in sites.items() if TOKEN in site))
+    names = dict(
+        sorted((site[TOKEN], name) for name, site in sites.items() if TOKEN in site)
+    )
     if names:
-        program, shapes = jax.make_jaxpr(run, return_shape=True)(dict.fromkeys(names, jnp.zeros((), int)))
-        owners = [name for name, output in shapes.items() for _ in jax.tree.leaves(output)]
+        program, shapes = jax.make_jaxpr(run, return_shape=True)(
+            dict.fromkeys(names, jnp.zeros((), int))
+        )
+        owners = [
+            name for name, output in shapes.items() for _ in jax.tree.leaves(output)
+        ]
         for name in shapes:
             is_used = dce_jaxpr(program.jaxpr, [owner == name for owner in owners])[1]
             depends[name] = frozenset(itertools.compress(names.values(), is_used))
@@ -78,7 +86,10 @@ def get_structure(model: Callable[[], object]) -> Structure:
 
 
 def get_abstract_trace(
-    model: Callable[[], object], fill: Callable[[effects.Message, int], None], *, any_branch: bool = False
+    model: Callable[[], object],
+    fill: Callable[[effects.Message, int], None],
+    *,
+    any_branch: bool = False,
 ) -> effects.Trace:
     """A trace of a model, hidden from the handlers around it, in which ``fill`` gives the latents their values.
 
@@ -97,7 +108,9 @@ def get_abstract_trace(
 class _fill_latents(Messenger):
     """Give each latent a value."""
 
-    def __init__(self, fill: Callable[[effects.Message, int], None], any_branch: bool) -> None:
+    def __init__(
+        self, fill: Callable[[effects.Message, int], None], any_branch: bool
+    ) -> None:
         self.fill, self.any_branch = fill, any_branch
         self.count = 0
         super().__init__()
@@ -107,7 +120,9 @@ class _fill_latents(Messenger):
             self.count += 1
             is_backward = len(msg["args"]) == 5 and bool(msg["args"][4])
             forward = not is_backward and msg["kwargs"].get("history", 1) != 0
-            body = functools.partial(_fill_body, fill=self.fill, number=self.count, is_forward=forward)
+            body = functools.partial(
+                _fill_body, fill=self.fill, number=self.count, is_forward=forward
+            )
             effects.wrap_bodies(msg, body)
             if self.any_branch and effects.is_cond(msg):
                 msg["args"] = (np.bool_(True), *msg["args"][1:])
@@ -120,7 +135,11 @@ class _fill_body(Messenger):
     """The same in the body of a ``scan`` or ``cond``."""
 
     def __init__(
-        self, fn: Model, fill: Callable[[effects.Message, int], None], number: int, is_forward: bool
+        self,
+        fn: Model,
+        fill: Callable[[effects.Message, int], None],
+        number: int,
+        is_forward: bool,
     ) -> None:
         self.fill, self.number, self.is_forward = fill, number, is_forward
         super().__init__(fn)

@@ -29,7 +29,9 @@ SUM_PARTS = "_marginalize_sum_parts"
 
 def base_distribution(fn: dist.Distribution) -> dist.Distribution:
     """The distribution under masks, expansions and reinterpreted batches."""
-    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution | dist.Independent):
+    while isinstance(
+        fn, dist.MaskedDistribution | dist.ExpandedDistribution | dist.Independent
+    ):
         fn = fn.base_dist
     return fn
 
@@ -135,9 +137,12 @@ class read_powers(mark_prior_factors):
 def wrap_bodies(msg: Message, handler: Callable[[Model], Model]) -> None:
     """Put a handler around the bodies of a ``scan`` or ``cond``: outer handlers see their sites afterwards."""
     # A carry or an operand may be callable too.
-    bodies = {scan_wrapper: (0,), cond_wrapper: (1, 2)}.get(msg["fn"], range(len(msg["args"])))
+    bodies = {scan_wrapper: (0,), cond_wrapper: (1, 2)}.get(
+        msg["fn"], range(len(msg["args"]))
+    )
     msg["args"] = tuple(
-        handler(arg) if i in bodies and callable(arg) else arg for i, arg in enumerate(msg["args"])
+        handler(arg) if i in bodies and callable(arg) else arg
+        for i, arg in enumerate(msg["args"])
     )
 
 

@@ -13,7 +13,12 @@ from numpyro.primitives import CondIndepStackFrame, Messenger
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import Structure
-from numpyro_tempered.handlers.numpyro_private import STACK, dim_stack, guess_max_plate_nesting, mask_of
+from numpyro_tempered.handlers.numpyro_private import (
+    STACK,
+    dim_stack,
+    guess_max_plate_nesting,
+    mask_of,
+)
 
 if TYPE_CHECKING:
     from funsor import Funsor
@@ -55,7 +60,9 @@ class _Factor(NamedTuple):
     @property
     def times(self) -> list[tuple[int, str]]:
         """Those that are steps of a scan."""
-        return [(dim, name) for dim, name in self.names.items() if name.startswith("_time")]
+        return [
+            (dim, name) for dim, name in self.names.items() if name.startswith("_time")
+        ]
 
     @property
     def scales(self) -> dict[str | None, float]:
@@ -64,12 +71,17 @@ class _Factor(NamedTuple):
 
 class _Term(NamedTuple):
     factor: _Factor
-    shape: tuple[int, ...]  # of its log-probability, whose dimensions of size 1 funsor drops
+    shape: tuple[
+        int, ...
+    ]  # of its log-probability, whose dimensions of size 1 funsor drops
     log_prob: "Funsor"
 
 
 def sum_out(
-    model: Callable[[], object], outer_trace: effects.Trace, structure: Structure, latents: set[str]
+    model: Callable[[], object],
+    outer_trace: effects.Trace,
+    structure: Structure,
+    latents: set[str],
 ) -> list[Sum]:
     """Enumerate the latents of a model and sum them out.
 
@@ -86,13 +98,20 @@ def sum_out(
     factors = []
     trace = _enumerate(model, outer_trace, latents)
     # Funsor drops dimensions of size 1, those of a latent with one value too.
-    constant = {_root(name) for name, site in trace.items() if name in latents and _num_values(site) == 1}
+    constant = {
+        _root(name)
+        for name, site in trace.items()
+        if name in latents and _num_values(site) == 1
+    }
     for name, site in trace.items():
         root = _root(name)
         parents = structure.depends.get(root, frozenset()) & latents
         if site["type"] != "sample" or not parents:
             continue
-        in_shape = frozenset(map(_root, site["infer"]["dim_to_name"].values())) & latents | parents & constant
+        in_shape = (
+            frozenset(map(_root, site["infer"]["dim_to_name"].values())) & latents
+            | parents & constant
+        )
         # The first step of a scan has no state before it.
         if in_shape != parents and not (name != root and in_shape < parents):
             raise ValueError(
@@ -102,18 +121,27 @@ def sum_out(
         if not outer_trace[root].get("_control_flow_done"):
             _check_shape(site, outer_trace[root])
         factors.append(_Factor(site, root, parents))
-    return [_eliminate(group) for group in _connected(factors) if any(f.is_data for f in group)]
+    return [
+        _eliminate(group)
+        for group in _connected(factors)
+        if any(f.is_data for f in group)
+    ]
 
 
 def _is_enumerated(site: effects.Message) -> bool:
     ndim = len(effects.draw_shape(site))
-    return site["infer"].get("enumerate") == "parallel" and jnp.ndim(site["value"]) > ndim
+    return (
+        site["infer"].get("enumerate") == "parallel" and jnp.ndim(site["value"]) > ndim
+    )
 
 
 def _check_shape(site: effects.Message, outer_site: effects.Message) -> None:
     """Refuse a site that has more elements in its plates where its latents are enumerated."""
     shape, outer_shape = _batch_shape(site), _batch_shape(outer_site)
-    if any(n not in (1, m) for n, m in zip(reversed(shape), reversed(outer_shape), strict=False)):
+    if any(
+        n not in (1, m)
+        for n, m in zip(reversed(shape), reversed(outer_shape), strict=False)
+    ):
         raise ValueError(
             f"site {site['name']!r} has batch shape {shape} where its latents are summed out, and {outer_shape} "
             "elsewhere: its values must broadcast over dimensions to the left of the plates."
@@ -122,10 +150,14 @@ def _check_shape(site: effects.Message, outer_site: effects.Message) -> None:
 
 def _batch_shape(site: effects.Message) -> tuple[int, ...]:
     fn, shape = site["fn"], jnp.shape(site["value"])
-    return jnp.broadcast_shapes(tuple(fn.batch_shape), shape[: len(shape) - fn.event_dim])
+    return jnp.broadcast_shapes(
+        tuple(fn.batch_shape), shape[: len(shape) - fn.event_dim]
+    )
 
 
-def _enumerate(model: Callable[[], object], outer_trace: effects.Trace, latents: set[str]) -> effects.Trace:
+def _enumerate(
+    model: Callable[[], object], outer_trace: effects.Trace, latents: set[str]
+) -> effects.Trace:
     """Funsor's trace of the model with the latents enumerated."""
     try:
         from numpyro.contrib.funsor import enum, infer_config
@@ -145,11 +177,16 @@ def _enumerate(model: Callable[[], object], outer_trace: effects.Trace, latents:
     values = {
         name: site["value"]
         for name, site in outer_trace.items()
-        if not site.get(effects.IS_HIDDEN) and site["type"] != "prng_key" and site["value"] is not None
+        if not site.get(effects.IS_HIDDEN)
+        and site["type"] != "prng_key"
+        and site["value"] is not None
     }
     at_values = handlers.substitute(model, data=values)
     # The model names a latent of a scan without the prefix of its first step.
-    config = infer_config(at_values, lambda site: {"enumerate": "parallel" if site["name"] in latents else None})
+    config = infer_config(
+        at_values,
+        lambda site: {"enumerate": "parallel" if site["name"] in latents else None},
+    )
     depth = guess_max_plate_nesting(outer_trace)
     with handlers.block():
         return packed_trace(enum(_name_plates(config), -depth - 1)).get_trace()
@@ -165,12 +202,22 @@ class _name_plates(Messenger):
             return
         frame = dim_stack().global_frame
         # Where NumPyro enumerates around this, the model's plates are funsor's already.
-        self.dims = {f.name: f.dim for f in msg["cond_indep_stack"] if f.name not in frame.name_to_dim}
+        self.dims = {
+            f.name: f.dim
+            for f in msg["cond_indep_stack"]
+            if f.name not in frame.name_to_dim
+        }
         for name, dim in self.dims.items():
             frame.write(name, dim)
         for plate in STACK:
-            if isinstance(plate, numpyro.plate) and plate.name in self.dims and plate.size > plate.subsample_size:
-                msg.setdefault("plate_to_scale", {})[plate.name] = plate.size / plate.subsample_size
+            if (
+                isinstance(plate, numpyro.plate)
+                and plate.name in self.dims
+                and plate.size > plate.subsample_size
+            ):
+                msg.setdefault("plate_to_scale", {})[plate.name] = (
+                    plate.size / plate.subsample_size
+                )
 
     def postprocess_message(self, msg: effects.Message) -> None:
         # The trace outside has read the names by now, and the next site may have other dimensions there.
@@ -187,7 +234,9 @@ def _connected(factors: list[_Factor]) -> list[list[_Factor]]:
         variables = factor.variables.union(*(group[0] for group in neighbours))
         # The group that came last stands first.
         members = [member for group in reversed(neighbours) for member in group[1]]
-        groups = [group for group in groups if group not in neighbours] + [(variables, [*members, factor])]
+        groups = [group for group in groups if group not in neighbours] + [
+            (variables, [*members, factor])
+        ]
     return [members for _, members in groups]
 
 
@@ -200,7 +249,11 @@ def _eliminate(factors: list[_Factor]) -> Sum:
     import funsor
 
     outer = set.intersection(*(effects.plates_of(factor.site) for factor in factors))
-    frames = {frame.name: frame for factor in factors for frame in factor.site["cond_indep_stack"]}
+    frames = {
+        frame.name: frame
+        for factor in factors
+        for frame in factor.site["cond_indep_stack"]
+    }
     sum_vars = frozenset(f.site["name"] for f in factors if not f.is_data)
     prod_vars = frozenset(frames) - outer
     is_nan, terms = jnp.zeros((), bool), []
@@ -214,7 +267,11 @@ def _eliminate(factors: list[_Factor]) -> Sum:
     # Eagerly: all factors of a latent are added before the logarithm of the sum is taken. An optimised
     # contraction shifts each factor by its own maximum, and the product of two that peak apart is 0.
     result = funsor.sum_product.sum_product(
-        funsor.ops.logaddexp, funsor.ops.add, log_factors, eliminate=sum_vars | prod_vars, plates=prod_vars
+        funsor.ops.logaddexp,
+        funsor.ops.add,
+        log_factors,
+        eliminate=sum_vars | prod_vars,
+        plates=prod_vars,
     )
     observed = list(dict.fromkeys(factor.root for factor in factors if factor.is_data))
     if rest := set(result.inputs) - outer:
@@ -225,7 +282,11 @@ def _eliminate(factors: list[_Factor]) -> Sum:
     plates = sorted((frames[name] for name in outer), key=lambda frame: frame.dim)
     scale = None
     for name in sorted(outer & set(factors[0].scales)):
-        scale = factors[0].scales[name] if scale is None else scale * factors[0].scales[name]
+        scale = (
+            factors[0].scales[name]
+            if scale is None
+            else scale * factors[0].scales[name]
+        )
     log_prob = funsor.to_data(result, name_to_dim={f.name: f.dim for f in plates})
     # Funsor's logarithm of a sum takes NaN for minus infinity.
     log_prob = jnp.where(is_nan, jnp.nan, log_prob)
@@ -236,7 +297,9 @@ def _eliminate(factors: list[_Factor]) -> Sum:
     return Sum(observed, plates, jnp.reshape(log_prob, shape), scale)
 
 
-def _markov_factors(terms: list[_Term], sum_vars: frozenset[str], prod_vars: frozenset[str]) -> "list[Funsor]":
+def _markov_factors(
+    terms: list[_Term], sum_vars: frozenset[str], prod_vars: frozenset[str]
+) -> "list[Funsor]":
     """The factors of a scan with its steps multiplied."""
     import funsor
     from numpyro.contrib.funsor.infer_util import compute_markov_factors
@@ -253,9 +316,13 @@ def _markov_factors(terms: list[_Term], sum_vars: frozenset[str], prod_vars: fro
             # Funsor's own inputs leave a single step out.
             time = funsor.Variable(name, funsor.Bint[shape[dim]])
             by_time[time].append(log_prob)
-            first[time] |= frozenset(n for n in factor.names.values() if n.startswith(_PREVIOUS))
+            first[time] |= frozenset(
+                n for n in factor.names.values() if n.startswith(_PREVIOUS)
+            )
             history = max(history, *(n.count(_PREVIOUS) for n in factor.names.values()))
-    outside = [f.root for f in factors if f.root not in in_scan and f.variables & in_scan]
+    outside = [
+        f.root for f in factors if f.root not in in_scan and f.variables & in_scan
+    ]
     if len(by_time) > 1 or outside:
         raise ValueError(
             f"the state of a scan over {sorted(in_scan)} is used outside of it"
@@ -271,7 +338,14 @@ def _markov_factors(terms: list[_Term], sum_vars: frozenset[str], prod_vars: fro
             if variable in names:
                 markov[time] |= frozenset(names)
     return compute_markov_factors(
-        by_time, first, markov, sum_vars, prod_vars, history, funsor.ops.logaddexp, funsor.ops.add
+        by_time,
+        first,
+        markov,
+        sum_vars,
+        prod_vars,
+        history,
+        funsor.ops.logaddexp,
+        funsor.ops.add,
     )
 
 
@@ -284,7 +358,11 @@ def _log_prob(factor: _Factor, outer: set[str]) -> Array:
         )
     site = factor.site
     fn, intermediates = site["fn"], site["intermediates"]
-    log_prob = fn.log_prob(site["value"], intermediates) if intermediates else fn.log_prob(site["value"])
+    log_prob = (
+        fn.log_prob(site["value"], intermediates)
+        if intermediates
+        else fn.log_prob(site["value"])
+    )
     if not factor.is_data:
         # A masked latent has log-probability 0 at each of its values, which would count their number as data.
         log_prob = jnp.where(_mask(fn), log_prob, -jnp.log(_num_values(site)))

@@ -24,16 +24,24 @@ def sites_with_latents(model: Callable[[], object]) -> list[str]:
         def fill(msg: effects.Message, number: int) -> None:
             if not msg["is_observed"] and msg["value"] is None:
                 dtype = int if msg["fn"].support.is_discrete else float
-                msg["value"] = jnp.zeros(effects.draw_shape(msg), dtype) + token.astype(dtype)
+                msg["value"] = jnp.zeros(effects.draw_shape(msg), dtype) + token.astype(
+                    dtype
+                )
 
         # A branch that a latent chooses has data of its own.
         return {
             name: site["value"]
-            for name, site in observed_sites(get_abstract_trace(model, fill, any_branch=True)).items()
+            for name, site in observed_sites(
+                get_abstract_trace(model, fill, any_branch=True)
+            ).items()
         }
 
     program, values = jax.make_jaxpr(run, return_shape=True)(jnp.zeros(()))
-    return [name for name in values if dce_jaxpr(program.jaxpr, [name == other for other in values])[1][0]]
+    return [
+        name
+        for name in values
+        if dce_jaxpr(program.jaxpr, [name == other for other in values])[1][0]
+    ]
 
 
 def check_values(model: Callable[[], object], alpha: Powers) -> None:

@@ -24,14 +24,22 @@ class Inventory:
 
     def note_collapse(self, *_: object) -> None:
         """List the ``handlers.collapse`` around a new distribution: the messages of its sites end there."""
-        self.collapses |= {handler for handler in STACK if isinstance(handler, handlers.collapse)}
+        self.collapses |= {
+            handler for handler in STACK if isinstance(handler, handlers.collapse)
+        }
 
     def is_collapsed(self, factor: str) -> bool:
         """Whether a factor has the name of a site in a ``handlers.collapse`` that is over."""
         over = self.collapses.difference(STACK)
         return any(factor.endswith(name) for handler in over for name in handler.trace)
 
-    def check_names(self, alphas: Set[str], factors: Set[str], plates: Set[str], parameters: Set[str]) -> None:
+    def check_names(
+        self,
+        alphas: Set[str],
+        factors: Set[str],
+        plates: Set[str],
+        parameters: Set[str],
+    ) -> None:
         """Refuse names that the model does not have.
 
         Args:
@@ -41,9 +49,13 @@ class Inventory:
             parameters: Sites that ``discrete_parameters`` names.
         """
         if missing := sorted(plates - self.plates):
-            raise ValueError(f"the model has no plates {missing}, which local_plates names.")
+            raise ValueError(
+                f"the model has no plates {missing}, which local_plates names."
+            )
         if missing := sorted(parameters - self.sites):
-            raise ValueError(f"the model has no sites {missing}, which discrete_parameters names.")
+            raise ValueError(
+                f"the model has no sites {missing}, which discrete_parameters names."
+            )
         # Without data the model may leave observed sites out.
         if (missing := sorted((alphas - self.sites) | (factors - self.factors))) and (
             self.has_data or self.factors

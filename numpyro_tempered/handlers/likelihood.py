@@ -17,7 +17,14 @@ from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import in_precision
 from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, Message, Trace, layers, read_powers
+from numpyro_tempered.handlers.effects import (
+    ALPHA,
+    PRIOR_FACTOR,
+    Message,
+    Trace,
+    layers,
+    read_powers,
+)
 from numpyro_tempered.handlers.observed import check_shape
 
 Site = Message
@@ -37,7 +44,9 @@ class Layout:
         return cls(tuple((name, jnp.shape(value)) for name, value in values.items()))
 
     @classmethod
-    def of_parts(cls, unpack: Callable[[Array], dict[str, Array]], size: int) -> "Layout":
+    def of_parts(
+        cls, unpack: Callable[[Array], dict[str, Array]], size: int
+    ) -> "Layout":
         """The layout of what a function makes of a flat vector, in its order; nothing is computed."""
         layouts: list[Layout] = []
         # A tree that JAX returns has its names sorted.
@@ -49,7 +58,10 @@ class Layout:
         """The flat vector as values by site."""
         ends = np.cumsum([math.prod(shape) for _, shape in self.sites])
         parts = jnp.split(flat, ends[:-1])
-        return {name: jnp.reshape(part, shape) for (name, shape), part in zip(self.sites, parts, strict=True)}
+        return {
+            name: jnp.reshape(part, shape)
+            for (name, shape), part in zip(self.sites, parts, strict=True)
+        }
 
 
 def get_trace(model: Model, args: tuple, kwargs: dict) -> Trace:
@@ -62,18 +74,28 @@ def likelihood_sites(trace: Trace) -> Trace:
     return {
         name: site
         for name, site in trace.items()
-        if site["type"] == "sample" and site["is_observed"] and not site.get(PRIOR_FACTOR)
+        if site["type"] == "sample"
+        and site["is_observed"]
+        and not site.get(PRIOR_FACTOR)
     }
 
 
 def observed_sites(trace: Trace) -> Trace:
     """The sites of the likelihood with an observed value, which ``numpyro.factor`` sites have not."""
-    return {name: site for name, site in likelihood_sites(trace).items() if not is_factor(site)}
+    return {
+        name: site
+        for name, site in likelihood_sites(trace).items()
+        if not is_factor(site)
+    }
 
 
 def latent_sites(trace: Trace) -> Trace:
     """The latent sample sites of a trace."""
-    return {name: site for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]}
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
 
 
 def untempered_log_prob(site: Site) -> Array:
@@ -101,12 +123,19 @@ def common_alpha(trace: Trace) -> float | dict[str, Any]:
     sites = likelihood_sites(trace)
     alphas = {name: power_of(site) for name, site in sites.items()}
     first = next(iter(alphas.values()), 1.0)
-    return first if isinstance(first, float) and all(a == first for a in alphas.values()) else alphas
+    return (
+        first
+        if isinstance(first, float) and all(a == first for a in alphas.values())
+        else alphas
+    )
 
 
 def scales_beside_alpha(trace: Trace) -> dict[str, float | None]:
     """Scales of likelihood sites beside alpha, where they are not 1; None where they differ within a site."""
-    scales = {name: np.unique(to_host(other_scale(site))) for name, site in likelihood_sites(trace).items()}
+    scales = {
+        name: np.unique(to_host(other_scale(site)))
+        for name, site in likelihood_sites(trace).items()
+    }
     return {
         name: float(scale[0]) if len(scale) == 1 else None
         for name, scale in scales.items()
@@ -134,9 +163,13 @@ KINKED = dist.Laplace | dist.AsymmetricLaplace | dist.AsymmetricLaplaceQuantile
 
 def is_made_of(fn: dist.Distribution, kinds: type | UnionType) -> bool:
     """Whether a distribution is of these kinds or made of one: masked, transformed, truncated, a mixture."""
-    parts = [getattr(fn, name, None) for name in ("base_dist", "component_distribution")]
+    parts = [
+        getattr(fn, name, None) for name in ("base_dist", "component_distribution")
+    ]
     parts += getattr(fn, "component_distributions", ())
-    return isinstance(fn, kinds) or any(is_made_of(part, kinds) for part in parts if part is not None)
+    return isinstance(fn, kinds) or any(
+        is_made_of(part, kinds) for part in parts if part is not None
+    )
 
 
 def has_kink(fn: dist.Distribution) -> bool:
@@ -177,7 +210,9 @@ def check_likelihood(trace: Trace, *, prior_factors: bool = False) -> None:
             f"the model has params {params}, which do not change: give them a prior, or fit them by fit_svi."
         )
     if not likelihood_sites(trace):
-        raise ValueError("the model has no observed site: pass the data that it conditions on.")
+        raise ValueError(
+            "the model has no observed site: pass the data that it conditions on."
+        )
 
 
 def replicate(
@@ -206,7 +241,10 @@ def replicate(
         trace = get_trace(handlers.substitute(model, data=values), args, kwargs)
         sites = observed_sites(trace)
         keys = jax.random.split(key, max(1, len(sites)))
-        return {name: _draw(key, name, site) for key, (name, site) in zip(keys, sites.items(), strict=False)}
+        return {
+            name: _draw(key, name, site)
+            for key, (name, site) in zip(keys, sites.items(), strict=False)
+        }
 
     keys = jax.random.split(rng_key, len(next(iter(samples.values()))))
     return compiled_map(one, (keys, samples), 64)
@@ -232,7 +270,9 @@ def is_factor(site: Site) -> bool:
 
 def is_masked(fn: dist.Distribution) -> bool:
     """Whether a distribution is masked, perhaps under others."""
-    return any(isinstance(layer, dist.MaskedDistribution) for layer in layers(fn, "base_dist"))
+    return any(
+        isinstance(layer, dist.MaskedDistribution) for layer in layers(fn, "base_dist")
+    )
 
 
 def observed_values(trace: Trace) -> dict[str, Array]:
@@ -255,6 +295,10 @@ def plain_arrays(tree: T) -> T:
 
     def plain(leaf: Any) -> Any:
         leaf = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
-        return in_precision(leaf, "an argument of the model") if isinstance(leaf, np.ndarray) else leaf
+        return (
+            in_precision(leaf, "an argument of the model")
+            if isinstance(leaf, np.ndarray)
+            else leaf
+        )
 
     return jax.tree.map(plain, tree)

@@ -12,7 +12,12 @@ from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers import effects
-from numpyro_tempered.handlers.dependence import IN_FORWARD_SCAN, TOKEN, Structure, get_structure
+from numpyro_tempered.handlers.dependence import (
+    IN_FORWARD_SCAN,
+    TOKEN,
+    Structure,
+    get_structure,
+)
 from numpyro_tempered.handlers.elimination import Sum, sum_out
 from numpyro_tempered.handlers.imputation import argument_key
 from numpyro_tempered.handlers.mixing import check_elements
@@ -36,7 +41,11 @@ class MarginalLikelihood(dist.Distribution):
 
     def __init__(self, log_probs: Array, event_shape: tuple[int, ...] = ()) -> None:
         self.log_probs = log_probs
-        super().__init__(batch_shape=jnp.shape(log_probs), event_shape=event_shape, validate_args=False)
+        super().__init__(
+            batch_shape=jnp.shape(log_probs),
+            event_shape=event_shape,
+            validate_args=False,
+        )
 
     @property
     def support(self) -> constraints.Constraint:
@@ -139,7 +148,9 @@ class marginalize(effects.PickledByName):
                 "the local discrete latents are summed out here: draw them by the model without marginalize, "
                 "Predictive(model, posterior_samples, infer_discrete=True)."
             )
-        if plates := [handler.name for handler in STACK if isinstance(handler, numpyro.plate)]:
+        if plates := [
+            handler.name for handler in STACK if isinstance(handler, numpyro.plate)
+        ]:
             raise ValueError(
                 f"marginalize stands inside of the plates {plates}, whose latents and data it cannot see: put it "
                 "around the whole model."
@@ -158,10 +169,20 @@ class marginalize(effects.PickledByName):
             check_elements(model, structure, latents)
             self._checked.add(call)
         key = numpyro.prng_key()
-        inner = {name for name, parents in structure.depends.items() if parents & latents}
-        with _hide(inner, {structure.sites[name][TOKEN] for name in latents}), handlers.trace() as outer_trace:
+        inner = {
+            name for name, parents in structure.depends.items() if parents & latents
+        }
+        with (
+            _hide(inner, {structure.sites[name][TOKEN] for name in latents}),
+            handlers.trace() as outer_trace,
+        ):
             result = model()
-        for term in sum_out(model if key is None else handlers.seed(model, key), outer_trace, structure, latents):
+        for term in sum_out(
+            model if key is None else handlers.seed(model, key),
+            outer_trace,
+            structure,
+            latents,
+        ):
             _observe(term, outer_trace)
         return result
 
@@ -180,7 +201,9 @@ def _check(structure: Structure, latents: set[str]) -> None:
                 "NumPyro's enumeration counts it in the first step only. Observe a distribution instead."
             )
         for latent in parents:
-            if outside := effects.plates_of(structure.sites[latent]) - effects.plates_of(site):
+            if outside := effects.plates_of(
+                structure.sites[latent]
+            ) - effects.plates_of(site):
                 raise ValueError(
                     f"site {name!r} depends on the local discrete {latent!r} and is outside of its plates "
                     f"{sorted(outside)}: put several data of one latent in a plate inside the latent's plate, "
@@ -227,7 +250,10 @@ class _hide(Messenger):
             self.count += 1
             inside = {name for name, number in self.tokens if number == self.count}
             effects.wrap_bodies(msg, functools.partial(_first_values, names=inside))
-        elif msg.get("name") in self.names and msg["type"] in ("sample", "deterministic"):
+        elif msg.get("name") in self.names and msg["type"] in (
+            "sample",
+            "deterministic",
+        ):
             msg[effects.IS_HIDDEN], msg["stop"] = True, True
             if msg["type"] == "sample" and not msg["is_observed"]:
                 _take_first_value(msg)
@@ -242,7 +268,11 @@ class _first_values(Messenger):
 
     def process_message(self, msg: effects.Message) -> None:
         effects.mark(msg)
-        if msg["type"] == "sample" and not msg["is_observed"] and msg["name"] in self.names:
+        if (
+            msg["type"] == "sample"
+            and not msg["is_observed"]
+            and msg["name"] in self.names
+        ):
             _take_first_value(msg)
 
 
@@ -257,7 +287,11 @@ class _refuse_data_from_outside(Messenger):
 
     def __init__(self, structure: Structure) -> None:
         inside = structure.latents | structure.data
-        self.names = {name for name, parents in structure.depends.items() if parents and name not in inside}
+        self.names = {
+            name
+            for name, parents in structure.depends.items()
+            if parents and name not in inside
+        }
         super().__init__()
         for handler in STACK:
             if isinstance(handler, handlers.condition):
@@ -265,11 +299,19 @@ class _refuse_data_from_outside(Messenger):
                 self._refuse(self.names & set(handler.data or ()))
 
     def process_message(self, msg: effects.Message) -> None:
-        if msg["type"] == "sample" and not msg["is_observed"] and msg["name"] in self.names:
+        if (
+            msg["type"] == "sample"
+            and not msg["is_observed"]
+            and msg["name"] in self.names
+        ):
             msg[effects.DATA_NAME] = msg["name"]
 
     def postprocess_message(self, msg: effects.Message) -> None:
-        if effects.DATA_NAME in msg and msg["is_observed"] and "_intervener_id" not in msg:
+        if (
+            effects.DATA_NAME in msg
+            and msg["is_observed"]
+            and "_intervener_id" not in msg
+        ):
             self._refuse({msg[effects.DATA_NAME]})
 
     def _refuse(self, names: set[str]) -> None:
@@ -288,28 +330,46 @@ def _observe(term: Sum, outer_trace: effects.Trace) -> None:
         rows = [jnp.reshape(value, (*jnp.shape(value)[:depth], -1)) for value in values]
         values = [jnp.concatenate(rows, axis=-1)]
     (value,) = values
-    factors = frozenset(name for name in term.observed if effects.is_unit(outer_trace[name]))
+    factors = frozenset(
+        name for name in term.observed if effects.is_unit(outer_trace[name])
+    )
     msg = {
         **outer_trace[term.observed[0]],
         "name": "+".join(term.observed),
         "fn": MarginalLikelihood(term.log_prob, jnp.shape(value)[depth:]),
         "value": value,
         "scale": term.scale,
-        "plate_to_scale": {} if term.scale is None else {"+".join(f.name for f in term.plates): term.scale},
+        "plate_to_scale": {}
+        if term.scale is None
+        else {"+".join(f.name for f in term.plates): term.scale},
         "cond_indep_stack": list(term.plates),
         effects.PRIOR_FACTOR: False,
         effects.SUM_PARTS: (factors, len(factors) < len(term.observed)),
     }
-    apply_stack({k: v for k, v in msg.items() if k not in (effects.IS_HIDDEN, "stop", "_control_flow_done")})
+    apply_stack(
+        {
+            k: v
+            for k, v in msg.items()
+            if k not in (effects.IS_HIDDEN, "stop", "_control_flow_done")
+        }
+    )
 
 
 def _by_plate(site: effects.Message, term: Sum) -> Array:
     """The value of an observed site, the plates of the sum first and all else as event dimensions."""
     fn = site["fn"]
     batch, event = tuple(fn.batch_shape), tuple(fn.event_shape)
-    value = jnp.broadcast_to(site["value"], batch + event) if jnp.size(site["value"]) else site["value"]
+    value = (
+        jnp.broadcast_to(site["value"], batch + event)
+        if jnp.size(site["value"])
+        else site["value"]
+    )
     dims = sorted(frame.dim for frame in term.plates)
     rest = [d for d in range(-len(batch), 0) if d not in dims]
-    value = jnp.moveaxis(value, [len(batch) + d for d in (*dims, *rest)], range(len(batch)))
+    value = jnp.moveaxis(
+        value, [len(batch) + d for d in (*dims, *rest)], range(len(batch))
+    )
     sizes = [batch[d] for d in rest if batch[d] != 1]
-    return jnp.reshape(value, (*jnp.shape(term.log_prob), *sizes, *jnp.shape(value)[len(batch) :]))
+    return jnp.reshape(
+        value, (*jnp.shape(term.log_prob), *sizes, *jnp.shape(value)[len(batch) :])
+    )

@@ -27,7 +27,9 @@ _BY_ELEMENT = frozenset(
 )
 
 
-def check_elements(model: Callable[[], object], structure: Structure, latents: set[str]) -> None:
+def check_elements(
+    model: Callable[[], object], structure: Structure, latents: set[str]
+) -> None:
     """Refuse data that depend on the latents of other elements of their plate.
 
     Some of the latents of a plate are given other values, and the log-probabilities of the other elements must
@@ -42,9 +44,18 @@ def check_elements(model: Callable[[], object], structure: Structure, latents: s
     Raises:
         ValueError: With the names of the plate, of a site and of the latents.
     """
-    frames = {f.name: f for name in latents for f in structure.sites[name]["cond_indep_stack"] if f.size > 1}
+    frames = {
+        f.name: f
+        for name in latents
+        for f in structure.sites[name]["cond_indep_stack"]
+        if f.size > 1
+    }
     for frame in frames.values():
-        inside = {name for name in latents if frame.name in effects.plates_of(structure.sites[name])}
+        inside = {
+            name
+            for name in latents
+            if frame.name in effects.plates_of(structure.sites[name])
+        }
         names = [
             name
             for name, parents in structure.depends.items()
@@ -62,34 +73,55 @@ def check_elements(model: Callable[[], object], structure: Structure, latents: s
 
 
 def _mixed(
-    model: Callable[[], object], frame: CondIndepStackFrame, latents: set[str], names: list[str]
+    model: Callable[[], object],
+    frame: CondIndepStackFrame,
+    latents: set[str],
+    names: list[str],
 ) -> str | None:
     """The first of the sites that has an element which depends on latents of others."""
 
     def run(changed: Array) -> dict[str, Array]:
-        trace = get_abstract_trace(model, lambda msg, number: _draw(msg, latents, changed))
-        log_probs = {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in names}
+        trace = get_abstract_trace(
+            model, lambda msg, number: _draw(msg, latents, changed)
+        )
+        log_probs = {
+            name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in names
+        }
         # Whether a site has this dimension is known from its own plates; one of size 1 has no other elements.
-        return {k: v for k, v in log_probs.items() if v.ndim >= -frame.dim and v.shape[frame.dim] == frame.size}
+        return {
+            k: v
+            for k, v in log_probs.items()
+            if v.ndim >= -frame.dim and v.shape[frame.dim] == frame.size
+        }
 
     shape = (frame.size,) + (1,) * (-frame.dim - 1)
     program, outputs = jax.make_jaxpr(run, return_shape=True)(jnp.zeros(shape, bool))
     if not outputs or not _may_mix(program.jaxpr, program.jaxpr.invars):
         return None
-    bits = np.arange(frame.size) >> np.arange(max(1, (frame.size - 1).bit_length()))[:, None] & 1
+    bits = (
+        np.arange(frame.size)
+        >> np.arange(max(1, (frame.size - 1).bit_length()))[:, None]
+        & 1
+    )
     changed = np.concatenate([np.zeros((1, frame.size)), bits, 1 - bits]).astype(bool)
     with jax.ensure_compile_time_eval():
         consts = [_concrete(const) for const in program.consts]
 
         @jax.jit
         def evaluate(consts: list[Array], rows: Array) -> list[Array]:
-            return jax.lax.map(lambda row: jax.core.eval_jaxpr(program.jaxpr, consts, row), rows)
+            return jax.lax.map(
+                lambda row: jax.core.eval_jaxpr(program.jaxpr, consts, row), rows
+            )
 
         # Data are arguments: those that processes share can be no constants of a program.
         values = evaluate(consts, changed.reshape(-1, *shape))
     for name, log_prob in zip(outputs, map(to_host, values), strict=True):
-        differs = ~np.isclose(log_prob, log_prob[:1], rtol=1e-3, atol=1e-5, equal_nan=True)
-        others = ~changed.reshape(len(changed), *(1,) * (log_prob.ndim - 1 + frame.dim), *shape)
+        differs = ~np.isclose(
+            log_prob, log_prob[:1], rtol=1e-3, atol=1e-5, equal_nan=True
+        )
+        others = ~changed.reshape(
+            len(changed), *(1,) * (log_prob.ndim - 1 + frame.dim), *shape
+        )
         if (differs & others).any():
             return name
     return None
@@ -104,18 +136,30 @@ def _draw(msg: effects.Message, latents: set[str], changed: Array) -> None:
     seeds = np.random.default_rng(list(msg["name"].encode()))
     if not msg["fn"].support.is_discrete:
         to_support = biject_to(msg["fn"].support)
-        msg["value"] = to_support(jnp.asarray(seeds.uniform(-1.0, 1.0, to_support.inverse_shape(shape))))
+        msg["value"] = to_support(
+            jnp.asarray(seeds.uniform(-1.0, 1.0, to_support.inverse_shape(shape)))
+        )
         return
-    size = msg["fn"].enumerate_support(expand=False).shape[0] if msg["fn"].has_enumerate_support else 1
+    size = (
+        msg["fn"].enumerate_support(expand=False).shape[0]
+        if msg["fn"].has_enumerate_support
+        else 1
+    )
     value = jnp.asarray(seeds.integers(0, size, shape))
     if msg["name"] in latents and size > 1:
-        value = jnp.where(changed, (value + seeds.integers(1, size, shape)) % size, value)
+        value = jnp.where(
+            changed, (value + seeds.integers(1, size, shape)) % size, value
+        )
     msg["value"] = value
 
 
 def _concrete(const: Array) -> Array:
     """A constant of the program, or some value in place of one that is an argument of an outer program."""
-    return jnp.ones(const.shape, const.dtype) if isinstance(const, jax.core.Tracer) else const
+    return (
+        jnp.ones(const.shape, const.dtype)
+        if isinstance(const, jax.core.Tracer)
+        else const
+    )
 
 
 def _may_mix(jaxpr: Jaxpr, inputs: list) -> bool:
@@ -128,7 +172,14 @@ def _may_mix(jaxpr: Jaxpr, inputs: list) -> bool:
         name = eqn.primitive.name
         inner = eqn.params.get("jaxpr") if name in ("pjit", "jit") else None
         if inner is not None:
-            if _may_mix(inner.jaxpr, [v for v, is_used in zip(inner.jaxpr.invars, used, strict=True) if is_used]):
+            if _may_mix(
+                inner.jaxpr,
+                [
+                    v
+                    for v, is_used in zip(inner.jaxpr.invars, used, strict=True)
+                    if is_used
+                ],
+            ):
                 return True
         elif name == "gather":
             if used[0]:

@@ -54,7 +54,9 @@ def model_loss(
     def as_is(site: Site) -> None:
         """The site's own value."""
 
-    def run(theta: Array, args: tuple, kwargs: dict, fill: Callable[[Site], Array | None]) -> Trace:
+    def run(
+        theta: Array, args: tuple, kwargs: dict, fill: Callable[[Site], Array | None]
+    ) -> Trace:
         values = unpacker(guide)(theta)
 
         def constrain(site: Site) -> Array | None:
@@ -65,19 +67,28 @@ def model_loss(
 
         at_theta = handlers.substitute(model, substitute_fn=constrain)
         with refuse_subsampling():
-            trace = get_trace(handlers.substitute(at_theta, substitute_fn=fill), args, kwargs)
+            trace = get_trace(
+                handlers.substitute(at_theta, substitute_fn=fill), args, kwargs
+            )
         check_likelihood(trace, prior_factors=prior_factors)
         if unknown := sorted(set(latent_sites(trace)) - set(values)):
-            raise ValueError(f"latent sites {unknown} are not in the guide: build it on this model.")
+            raise ValueError(
+                f"latent sites {unknown} are not in the guide: build it on this model."
+            )
         return trace
 
     def losses(theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
         sites = likelihood_sites(run(theta, args, kwargs, as_is)).values()
         values = [-log_prob_of_each(site) for site in sites]
-        weights = [jnp.broadcast_to(weight(site), value.shape) for site, value in zip(sites, values, strict=True)]
+        weights = [
+            jnp.broadcast_to(weight(site), value.shape)
+            for site, value in zip(sites, values, strict=True)
+        ]
 
         def flat(parts: list[Array]) -> Array:
-            return jnp.concatenate([jnp.ravel(p).astype(theta.dtype) for p in parts])[None, :]
+            return jnp.concatenate([jnp.ravel(p).astype(theta.dtype) for p in parts])[
+                None, :
+            ]
 
         return flat(values), flat(weights)
 
@@ -103,7 +114,9 @@ def model_loss(
         sites = likelihood_sites(run(theta, args, kwargs, fill))
         return sites, whole if num_outputs is None else whole[:-1], whole
 
-    def losses_at(u: Array, theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
+    def losses_at(
+        u: Array, theta: Array, args: tuple, kwargs: dict
+    ) -> tuple[Array, Array]:
         sites, shape, whole = sites_given(u, theta, args, kwargs)
         values, weights = [], []
         for name, site in sites.items():
@@ -115,17 +128,24 @@ def model_loss(
                     "with num_outputs=K. Use monte_carlo() for other models."
                 )
             values.append(jnp.ravel(value).astype(theta.dtype))
-            weights.append(jnp.ravel(jnp.broadcast_to(weight(site), shape)).astype(theta.dtype))
+            weights.append(
+                jnp.ravel(jnp.broadcast_to(weight(site), shape)).astype(theta.dtype)
+            )
         return jnp.stack(values), jnp.stack(weights)
 
     def kinks(u: Array, theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
         sites, shape, _ = sites_given(u, theta, args, kwargs)
         rows = [_kinks_of(site, shape) for site in sites.values()]
-        locs, outcomes = (jnp.stack(column).astype(theta.dtype) for column in zip(*rows, strict=True))
+        locs, outcomes = (
+            jnp.stack(column).astype(theta.dtype) for column in zip(*rows, strict=True)
+        )
         return locs, outcomes
 
     def predict_rows(theta: Array, args: tuple, kwargs: dict) -> Array:
-        u = jnp.reshape(predict(theta, args, kwargs), (-1,) if num_outputs is None else (-1, num_outputs))
+        u = jnp.reshape(
+            predict(theta, args, kwargs),
+            (-1,) if num_outputs is None else (-1, num_outputs),
+        )
         u = u.astype(theta.dtype)
         if alone and depends_on(lambda t: losses_at(u, t, args, kwargs)[0], theta):
             raise ValueError(
@@ -134,7 +154,9 @@ def model_loss(
             )
         return u
 
-    return ModelLoss(losses, predict_rows, losses_at, kinks=kinks if num_outputs is None else None)
+    return ModelLoss(
+        losses, predict_rows, losses_at, kinks=kinks if num_outputs is None else None
+    )
 
 
 def _kinks_of(site: Site, shape: tuple[int, ...]) -> tuple[Array, Array]:
@@ -146,7 +168,9 @@ def _kinks_of(site: Site, shape: tuple[int, ...]) -> tuple[Array, Array]:
     # What is made of a Laplace distribution has its kinks elsewhere, which is at no predictor.
     locs = fn.loc if isinstance(fn, KINKED) else jnp.inf if has_kink(fn) else jnp.nan
     outcomes = site["value"] if isinstance(fn, KINKED) else jnp.nan
-    return jnp.ravel(jnp.broadcast_to(locs, shape)), jnp.ravel(jnp.broadcast_to(outcomes, shape))
+    return jnp.ravel(jnp.broadcast_to(locs, shape)), jnp.ravel(
+        jnp.broadcast_to(outcomes, shape)
+    )
 
 
 def _predictor_of(trace: Trace, predictor: str, num_outputs: int | None) -> Array:

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from numpyro import handlers
 from numpyro.distributions import MaskedDistribution
-from numpyro.distributions.constraints import _IndependentConstraint as IndependentConstraint
+from numpyro.distributions.constraints import (
+    _IndependentConstraint as IndependentConstraint,
+)
 from numpyro.distributions.distribution import COERCIONS
 from numpyro.infer import MCMC
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide
@@ -48,7 +50,9 @@ def initial_latent(guide: AutoContinuous) -> Array:
     return guide._init_latent
 
 
-def start_and_potential(guide: AutoGuide) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Array]]:
+def start_and_potential(
+    guide: AutoGuide,
+) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Array]]:
     """The unconstrained start of a guide that is set up, and minus the log-density of its model."""
     return guide._init_locs, guide._potential_fn
 
@@ -58,7 +62,9 @@ def is_reverse(guide: AutoGuide) -> bool:
     return not guide._forward_mode_differentiation
 
 
-def unpack_and_constrain(guide: AutoContinuous, flat: Array, params: Mapping[str, ArrayLike]) -> dict[str, Array]:
+def unpack_and_constrain(
+    guide: AutoContinuous, flat: Array, params: Mapping[str, ArrayLike]
+) -> dict[str, Array]:
     """The latents in draws of a guide's flat vector, on the scale of the model."""
     return guide._unpack_and_constrain(flat, params)
 
@@ -75,7 +81,10 @@ def arguments(mcmc: MCMC) -> tuple[tuple, dict]:
 
 def is_enumerating() -> bool:
     """Whether funsor enumerates the discrete latents of the model that runs, with dimensions of its own."""
-    return any(type(handler).__module__ == "numpyro.contrib.funsor.enum_messenger" for handler in STACK)
+    return any(
+        type(handler).__module__ == "numpyro.contrib.funsor.enum_messenger"
+        for handler in STACK
+    )
 
 
 def is_potential() -> bool:

@@ -11,7 +11,11 @@ from numpyro_tempered.handlers.numpyro_private import STACK, is_enumerating
 
 def is_fixed_by_gibbs(msg: Message) -> bool:
     """Whether a Gibbs kernel fixes a latent: by ``condition`` and ``substitute`` with the same values."""
-    fixed = [handler.data for handler in STACK if isinstance(handler, handlers.substitute) and handler.data]
+    fixed = [
+        handler.data
+        for handler in STACK
+        if isinstance(handler, handlers.substitute) and handler.data
+    ]
     return any(
         isinstance(handler, handlers.condition)
         and msg["name"] in (handler.data or ())
@@ -61,7 +65,9 @@ def check_shape(site: Message) -> None:
     fn, shape = site["fn"], jnp.shape(site["value"])
     if not shape or math.prod(shape) == 0 or is_enumerating():
         return
-    batch = jnp.broadcast_shapes(tuple(fn.batch_shape), shape[: len(shape) - fn.event_dim])
+    batch = jnp.broadcast_shapes(
+        tuple(fn.batch_shape), shape[: len(shape) - fn.event_dim]
+    )
     if math.prod(batch) > math.prod(shape) // max(1, math.prod(fn.event_shape)):
         raise ValueError(
             f"observed site {site['name']!r} has values of shape {shape} but log-probabilities of shape {batch}: "

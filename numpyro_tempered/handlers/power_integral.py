@@ -45,11 +45,16 @@ def log_power_integral(fn: dist.Distribution, beta: float) -> Array:
 def num_measured(fn: dist.Distribution) -> Array:
     """How many real numbers a datum has that are measured in a unit, for each element of the batch."""
     return by_layer(
-        fn, lambda base: jnp.full(base.batch_shape, 0.0 if base.is_discrete else math.prod(base.event_shape))
+        fn,
+        lambda base: jnp.full(
+            base.batch_shape, 0.0 if base.is_discrete else math.prod(base.event_shape)
+        ),
     )
 
 
-def by_layer(fn: dist.Distribution, of_base: Callable[[dist.Distribution], Array]) -> Array:
+def by_layer(
+    fn: dist.Distribution, of_base: Callable[[dist.Distribution], Array]
+) -> Array:
     """A sum over the independent elements of a datum that are not masked."""
     if isinstance(fn, dist.MaskedDistribution):
         return jnp.where(jnp.asarray(mask_of(fn)), by_layer(fn.base_dist, of_base), 0.0)
@@ -68,9 +73,16 @@ def _of_base(fn: Any, beta: float) -> Array:
     if (window := _WINDOWS.get(type(fn))) is not None:
         return _by_window(fn, *window(fn), beta)
     if type(fn) in _ENUMERATED:
-        return logsumexp((1.0 + beta) * fn.log_prob(fn.enumerate_support(expand=False)), axis=0)
+        return logsumexp(
+            (1.0 + beta) * fn.log_prob(fn.enumerate_support(expand=False)), axis=0
+        )
     # Nodes do not see where a kink is.
-    if not (fn.is_discrete or fn.event_shape or isinstance(fn, _WITHOUT_QUANTILES) or has_kink(fn)):
+    if not (
+        fn.is_discrete
+        or fn.event_shape
+        or isinstance(fn, _WITHOUT_QUANTILES)
+        or has_kink(fn)
+    ):
         return _by_quantiles(fn, beta)
     raise NoIntegral(type(fn).__name__)
 
@@ -91,24 +103,36 @@ def log_prob_of_counts(fn: dist.Distribution, value: Array) -> Array:
     series = sum((-t) ** k / (k * (k - 1)) for k in range(9, 1, -1))
     near = jnp.abs(t) < 0.1
     far = jnp.where(near, 1.0, t)
-    deviance = rate * jnp.where(near, series, (1.0 + far) * jnp.log1p(jnp.maximum(far, -0.99)) - far)
-    by_deviance = -deviance - 0.5 * (LOG_2PI + jnp.log(safe_count)) - 1.0 / (12.0 * safe_count)
+    deviance = rate * jnp.where(
+        near, series, (1.0 + far) * jnp.log1p(jnp.maximum(far, -0.99)) - far
+    )
+    by_deviance = (
+        -deviance - 0.5 * (LOG_2PI + jnp.log(safe_count)) - 1.0 / (12.0 * safe_count)
+    )
     return jnp.where(large, by_deviance, fn.log_prob(jnp.where(large, 100.0, value)))
 
 
-def _by_window(fn: Any, mean: Array, sd: Array, most: Array | float, beta: float) -> Array:
+def _by_window(
+    fn: Any, mean: Array, sd: Array, most: Array | float, beta: float
+) -> Array:
     """The sum over counts around the mean, with longer strides where the standard deviation is large."""
     large = sd > _LARGE[jnp.dtype(jnp.result_type(float)).itemsize]
-    by_density = -beta * (jnp.log(jnp.where(large, sd, 1.0)) + 0.5 * LOG_2PI) - 0.5 * jnp.log1p(beta)
+    by_density = -beta * (
+        jnp.log(jnp.where(large, sd, 1.0)) + 0.5 * LOG_2PI
+    ) - 0.5 * jnp.log1p(beta)
     mean, sd = jax.lax.stop_gradient((mean, sd))
     stride = jnp.maximum(1.0, jnp.floor(sd / 3.0))
-    offsets = jnp.arange(-_NUM_COUNTS, _NUM_COUNTS + 1).reshape((-1,) + (1,) * len(fn.batch_shape))
+    offsets = jnp.arange(-_NUM_COUNTS, _NUM_COUNTS + 1).reshape(
+        (-1,) + (1,) * len(fn.batch_shape)
+    )
     counts = jnp.round(mean) + stride * offsets
     is_count = (counts >= 0) & (counts <= most)
     # Gradients at what is no count must be finite too.
     log_probs = fn.log_prob(jnp.where(is_count, counts, jnp.round(mean)))
     log_probs = jnp.where(large, 0.0, log_probs)
-    by_sum = logsumexp(jnp.where(is_count, (1.0 + beta) * log_probs, -jnp.inf), axis=0) + jnp.log(stride)
+    by_sum = logsumexp(
+        jnp.where(is_count, (1.0 + beta) * log_probs, -jnp.inf), axis=0
+    ) + jnp.log(stride)
     return jnp.where(large, by_density, by_sum)
 
 
@@ -116,13 +140,21 @@ def _by_quantiles(fn: Any, beta: float) -> Array:
     """The mean of f^beta, with nodes that crowd at the ends, where f or its derivatives may be infinite."""
     t = np.linspace(-_END, _END, _NUM_QUANTILES)
     u = 0.5 * (1.0 + np.tanh(0.5 * np.pi * np.sinh(t)))
-    weights = 0.25 * np.pi * np.cosh(t) / np.cosh(0.5 * np.pi * np.sinh(t)) ** 2 * (t[1] - t[0])
+    weights = (
+        0.25
+        * np.pi
+        * np.cosh(t)
+        / np.cosh(0.5 * np.pi * np.sinh(t)) ** 2
+        * (t[1] - t[0])
+    )
     dtype = jnp.result_type(float)
     eps = float(jnp.finfo(dtype).eps)
     keep = (u > eps) & (u < 1.0 - eps)
     shape = (-1,) + (1,) * len(fn.batch_shape)
     nodes = jnp.asarray(u[keep], dtype).reshape(shape)
-    log_weights = jnp.asarray(np.log(weights[keep] / weights[keep].sum()), dtype).reshape(shape)
+    log_weights = jnp.asarray(
+        np.log(weights[keep] / weights[keep].sum()), dtype
+    ).reshape(shape)
     try:
         quantiles = fn.icdf(jnp.broadcast_to(nodes, (nodes.shape[0], *fn.batch_shape)))
     except (NotImplementedError, ImportError):  # NumPyro's own icdf may need a package
@@ -136,18 +168,29 @@ def _normal(fn: Any, beta: float) -> Array:
 
 def _multivariate_normal(fn: Any, beta: float) -> Array:
     log_det = jnp.sum(jnp.log(jnp.diagonal(fn.scale_tril, axis1=-2, axis2=-1)), axis=-1)
-    return -beta * log_det - 0.5 * fn.event_shape[0] * (beta * LOG_2PI + jnp.log1p(beta))
+    return -beta * log_det - 0.5 * fn.event_shape[0] * (
+        beta * LOG_2PI + jnp.log1p(beta)
+    )
 
 
 def _student_t(df: Any, scale: Array, beta: float) -> Array:
     # The density is c (1 + t²/df)^-(df + 1)/2 / scale with 1/c = sqrt(df) B(1/2, df/2).
     power = 0.5 * (1.0 + beta) * (df + 1.0)
     constant = -0.5 * jnp.log(df) - betaln(0.5, 0.5 * df)
-    return beta * (constant - jnp.log(scale)) + constant + 0.5 * jnp.log(df) + betaln(0.5, power - 0.5)
+    return (
+        beta * (constant - jnp.log(scale))
+        + constant
+        + 0.5 * jnp.log(df)
+        + betaln(0.5, power - 0.5)
+    )
 
 
 def _log_normal(fn: Any, beta: float) -> Array:
-    return _normal(fn, beta) - beta * fn.loc + 0.5 * jnp.square(beta * fn.scale) / (1.0 + beta)
+    return (
+        _normal(fn, beta)
+        - beta * fn.loc
+        + 0.5 * jnp.square(beta * fn.scale) / (1.0 + beta)
+    )
 
 
 def _gamma(concentration: Array, rate: Array, beta: float) -> Array:
@@ -155,13 +198,21 @@ def _gamma(concentration: Array, rate: Array, beta: float) -> Array:
     # At most 0 where the density has a pole whose power has no integral.
     shape = power * (concentration - 1.0) + 1.0
     inside = jnp.where(shape > 0.0, shape, 1.0)
-    value = gammaln(inside) - power * gammaln(concentration) - inside * jnp.log(power) + beta * jnp.log(rate)
+    value = (
+        gammaln(inside)
+        - power * gammaln(concentration)
+        - inside * jnp.log(power)
+        + beta * jnp.log(rate)
+    )
     return jnp.where(shape > 0.0, value, jnp.inf)
 
 
 def _beta(fn: Any, beta: float) -> Array:
     power = 1.0 + beta
-    a, b = power * (fn.concentration1 - 1.0) + 1.0, power * (fn.concentration0 - 1.0) + 1.0
+    a, b = (
+        power * (fn.concentration1 - 1.0) + 1.0,
+        power * (fn.concentration0 - 1.0) + 1.0,
+    )
     is_finite = (a > 0.0) & (b > 0.0)
     a, b = jnp.where(is_finite, a, 1.0), jnp.where(is_finite, b, 1.0)
     value = betaln(a, b) - power * betaln(fn.concentration1, fn.concentration0)
@@ -176,13 +227,22 @@ def _peaked(fn: Any, beta: float) -> Array:
 def _inverse_gamma(fn: Any, beta: float) -> Array:
     power = 1.0 + beta
     shape = power * (fn.concentration + 1.0) - 1.0
-    return gammaln(shape) - power * gammaln(fn.concentration) - shape * jnp.log(power) - beta * jnp.log(fn.rate)
+    return (
+        gammaln(shape)
+        - power * gammaln(fn.concentration)
+        - shape * jnp.log(power)
+        - beta * jnp.log(fn.rate)
+    )
 
 
 def _weibull(fn: Any, beta: float) -> Array:
     shape = 1.0 + beta * (1.0 - 1.0 / fn.concentration)
     inside = jnp.where(shape > 0.0, shape, 1.0)
-    value = gammaln(inside) - inside * jnp.log1p(beta) + beta * jnp.log(fn.concentration / fn.scale)
+    value = (
+        gammaln(inside)
+        - inside * jnp.log1p(beta)
+        + beta * jnp.log(fn.concentration / fn.scale)
+    )
     return jnp.where(shape > 0.0, value, jnp.inf)
 
 
@@ -196,7 +256,9 @@ _CLOSED: dict[type, Callable[[Any, float], Array]] = {
     dist.Laplace: _peaked,
     dist.AsymmetricLaplace: _peaked,
     dist.AsymmetricLaplaceQuantile: _peaked,
-    dist.Logistic: lambda fn, beta: betaln(1.0 + beta, 1.0 + beta) - beta * jnp.log(fn.scale),
+    dist.Logistic: lambda fn, beta: (
+        betaln(1.0 + beta, 1.0 + beta) - beta * jnp.log(fn.scale)
+    ),
     dist.Exponential: lambda fn, beta: beta * jnp.log(fn.rate) - jnp.log1p(beta),
     dist.Gamma: lambda fn, beta: _gamma(fn.concentration, fn.rate, beta),
     dist.Chi2: lambda fn, beta: _gamma(fn.concentration, fn.rate, beta),
@@ -216,6 +278,13 @@ _WINDOWS: dict[type, Callable[[Any], tuple[Array, Array, Array | float]]] = {
     dist.BinomialProbs: _binomial,
     dist.BinomialLogits: _binomial,
 }
-_ENUMERATED = {dist.BernoulliProbs, dist.BernoulliLogits, dist.CategoricalProbs, dist.CategoricalLogits}
+_ENUMERATED = {
+    dist.BernoulliProbs,
+    dist.BernoulliLogits,
+    dist.CategoricalProbs,
+    dist.CategoricalLogits,
+}
 # Their quantiles, where NumPyro has any, are none of the distribution itself.
-_WITHOUT_QUANTILES = dist.TransformedDistribution | dist.Delta | dist.Unit | dist.ImproperUniform
+_WITHOUT_QUANTILES = (
+    dist.TransformedDistribution | dist.Delta | dist.Unit | dist.ImproperUniform
+)

@@ -9,7 +9,13 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.distributions import MaskedDistribution
-from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoGuideList, AutoLaplaceApproximation, AutoSemiDAIS
+from numpyro.infer.autoguide import (
+    AutoDAIS,
+    AutoGuide,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+    AutoSemiDAIS,
+)
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
@@ -18,7 +24,14 @@ from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import ArrayLike, Guide
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import numpyro_private
-from numpyro_tempered.handlers.effects import LOCAL, Message, handler_chain, is_reading, is_unit, plates_of
+from numpyro_tempered.handlers.effects import (
+    LOCAL,
+    Message,
+    handler_chain,
+    is_reading,
+    is_unit,
+    plates_of,
+)
 from numpyro_tempered.handlers.numpyro_private import STACK
 
 # Or a tracer of one, or an array with one for each datum.
@@ -44,8 +57,12 @@ def check_alpha(alpha: ArrayLike | Mapping[str, ArrayLike]) -> Powers:
     if not isinstance(alpha, Mapping):
         return _check_power(alpha, "alpha")
     if not alpha or not all(isinstance(name, str) for name in alpha):
-        raise ValueError(f"alpha as a mapping must go from site names to powers, got {alpha!r}.")
-    return {name: _check_power(power, f"alpha[{name!r}]") for name, power in alpha.items()}
+        raise ValueError(
+            f"alpha as a mapping must go from site names to powers, got {alpha!r}."
+        )
+    return {
+        name: _check_power(power, f"alpha[{name!r}]") for name, power in alpha.items()
+    }
 
 
 def _check_power(alpha: Any, name: str) -> Any:
@@ -81,14 +98,20 @@ def at_data(alpha: Any, msg: Message) -> Any:
             f"factor {msg['name']!r} is one number and alpha has one for each datum: give alpha as a mapping "
             "from sites to powers, or factors=False for terms of the prior."
         )
-    if numpyro_private.is_enumerating() and any(isinstance(handler, handlers.replay) for handler in STACK):
+    if numpyro_private.is_enumerating() and any(
+        isinstance(handler, handlers.replay) for handler in STACK
+    ):
         raise ValueError(
             "TraceEnum_ELBO takes one scale for all data, and alpha has one for each datum of site "
             f"{msg['name']!r}: take NUTS, or Trace_ELBO on temper(marginalize(model), alpha) for local latents."
         )
     dims = {frame.name: frame.dim for frame in msg["cond_indep_stack"]}
     for plate in STACK:
-        if isinstance(plate, numpyro.plate) and plate.subsample_size < plate.size and plate.name in dims:
+        if (
+            isinstance(plate, numpyro.plate)
+            and plate.subsample_size < plate.size
+            and plate.name in dims
+        ):
             dim = dims[plate.name]
             if jnp.ndim(alpha) >= -dim and jnp.shape(alpha)[dim] == plate.size:
                 alpha = jnp.take(alpha, numpyro_private.indices_of(plate), axis=dim)
@@ -179,7 +202,11 @@ def _note_guides(*_: object) -> None:
     """
     for handler in STACK:
         if isinstance(handler, handlers.trace):
-            guides = [guide for guide in _auto_guides(handler.fn) if isinstance(guide, _USE_THEIR_MODEL)]
+            guides = [
+                guide
+                for guide in _auto_guides(handler.fn)
+                if isinstance(guide, _USE_THEIR_MODEL)
+            ]
             if guides:
                 setattr(handler.trace, _GUIDES, guides)
 
@@ -192,7 +219,9 @@ def _auto_guides(guide: Guide | None) -> list[AutoGuide]:
     """The automatic guides in a guide."""
     guides = [layer for layer in handler_chain(guide) if isinstance(layer, AutoGuide)]
     lists = [layer for layer in guides if isinstance(layer, AutoGuideList)]
-    return guides + [inner for layer in lists for part in layer for inner in _auto_guides(part)]
+    return guides + [
+        inner for layer in lists for part in layer for inner in _auto_guides(part)
+    ]
 
 
 def check_guide(msg: Message) -> None:
@@ -234,6 +263,9 @@ def _is_target_of_mcmc() -> bool:
     for handler in STACK:
         if isinstance(handler, handlers.block):
             return False
-        if getattr(getattr(handler, "substitute_fn", None), "func", None) is numpyro_private.unconstrain_reparam:
+        if (
+            getattr(getattr(handler, "substitute_fn", None), "func", None)
+            is numpyro_private.unconstrain_reparam
+        ):
             return True
     return False

@@ -51,9 +51,13 @@ class BetaLikelihood(dist.Distribution):
 
     pytree_data_fields = ("base_dist", "beta", "log_unit")
 
-    def __init__(self, base_dist: dist.Distribution, beta: float, log_unit: Array) -> None:
+    def __init__(
+        self, base_dist: dist.Distribution, beta: float, log_unit: Array
+    ) -> None:
         self.base_dist, self.beta, self.log_unit = base_dist, beta, log_unit
-        super().__init__(base_dist.batch_shape, base_dist.event_shape, validate_args=False)
+        super().__init__(
+            base_dist.batch_shape, base_dist.event_shape, validate_args=False
+        )
 
     @property
     def support(self) -> Any:
@@ -82,11 +86,15 @@ class BetaLikelihood(dist.Distribution):
             return jnp.expm1(of(value))
         is_far = ~(jax.lax.stop_gradient(of(value)) > FAR)
         columns = jnp.reshape(is_far, is_far.shape + (1,) * len(self.event_shape))
-        return jnp.where(is_far, -1.0, jnp.expm1(of(jnp.where(columns, self._inside(), value))))
+        return jnp.where(
+            is_far, -1.0, jnp.expm1(of(jnp.where(columns, self._inside(), value)))
+        )
 
     def _inside(self) -> Array:
         """A value that is possible, for each datum."""
-        feasible = self.support.feasible_like(jnp.zeros(self.batch_shape + self.event_shape))
+        feasible = self.support.feasible_like(
+            jnp.zeros(self.batch_shape + self.event_shape)
+        )
         try:
             mean = jax.lax.stop_gradient(self.mean)
         except NotImplementedError:
@@ -186,12 +194,18 @@ class robust(effects.PickledByName, Messenger):
         unit: float | Mapping[str, float] | None = None,
     ) -> None:
         if fn is not None and not callable(fn):
-            raise TypeError(f"robust takes a model, got {fn!r}: pass beta by name, robust(beta=...).")
-        self.beta = _check(beta, "beta", "[0, inf)" if isinstance(beta, Mapping) else "(0, inf)")
+            raise TypeError(
+                f"robust takes a model, got {fn!r}: pass beta by name, robust(beta=...)."
+            )
+        self.beta = _check(
+            beta, "beta", "[0, inf)" if isinstance(beta, Mapping) else "(0, inf)"
+        )
         self.unit = None if unit is None else _check(unit, "unit", "(0, inf)")
         self._sites: set[str] = set()
         if any(isinstance(part, robust) for part in effects.handler_chain(fn)):
-            raise ValueError("the model is robust already: name its sites with their own beta in one mapping.")
+            raise ValueError(
+                "the model is robust already: name its sites with their own beta in one mapping."
+            )
         super().__init__(fn)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
@@ -215,7 +229,12 @@ class robust(effects.PickledByName, Messenger):
     ) -> None:
         """Stop, and refuse names that the model does not have."""
         super().__exit__(exc_type, exc_value, traceback)
-        named = {name for part in (self.beta, self.unit) if isinstance(part, dict) for name in part}
+        named = {
+            name
+            for part in (self.beta, self.unit)
+            if isinstance(part, dict)
+            for name in part
+        }
         if (
             exc_type is None
             and get_mask() is not False
@@ -238,7 +257,9 @@ class robust(effects.PickledByName, Messenger):
                 "divergence of a sum is not known from its terms: observe distributions without such latents."
             )
         self._sites.add(msg["name"])
-        if not msg["is_observed"] or (msg.get("_control_flow_done") and observed.is_fixed_by_gibbs(msg)):
+        if not msg["is_observed"] or (
+            msg.get("_control_flow_done") and observed.is_fixed_by_gibbs(msg)
+        ):
             return
         msg[SEEN] = True
         if effects.is_unit(msg):
@@ -254,8 +275,14 @@ class robust(effects.PickledByName, Messenger):
             return
         name = msg["name"]
         if msg["is_observed"]:
-            is_seen = msg.get(SEEN) or effects.is_unit(msg) or msg.get(effects.PRIOR_FACTOR)
-            if not (is_seen or self._of(self.beta, name) == 0.0 or observed.is_fixed_latent(msg)):
+            is_seen = (
+                msg.get(SEEN) or effects.is_unit(msg) or msg.get(effects.PRIOR_FACTOR)
+            )
+            if not (
+                is_seen
+                or self._of(self.beta, name) == 0.0
+                or observed.is_fixed_latent(msg)
+            ):
                 raise ValueError(
                     f"site {name!r} is observed by a handler outside of robust, which leaves it as it is: write "
                     "robust(condition(model, data), ...), or pass the data to the model."
@@ -273,7 +300,9 @@ class robust(effects.PickledByName, Messenger):
         name, fn = msg["name"], msg["fn"]
         beta, unit = self._of(self.beta, name), self._of(self.unit, name)
         if beta is None:
-            raise ValueError(f"observed site {name!r} has no beta: name it, with 0 to leave it alone.")
+            raise ValueError(
+                f"observed site {name!r} has no beta: name it, with 0 to leave it alone."
+            )
         if not is_traced(beta) and beta == 0.0:
             return
         if unit is None and not effects.base_distribution(fn).is_discrete:
@@ -334,5 +363,9 @@ def _check(value: Any, name: str, interval: str) -> Any:
         check_number(value, name, interval)
         return value if is_traced(value) else float(value)
     if not value or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"{name} as a mapping must go from site names to numbers, got {value!r}.")
-    return {key: _check(part, f"{name}[{key!r}]", interval) for key, part in value.items()}
+        raise ValueError(
+            f"{name} as a mapping must go from site names to numbers, got {value!r}."
+        )
+    return {
+        key: _check(part, f"{name}[{key!r}]", interval) for key, part in value.items()
+    }

@@ -113,13 +113,23 @@ class temper(effects.PickledByName, Messenger):
     ) -> None:
         self.alpha = check_alpha(alpha)
         if isinstance(factors, str) or not isinstance(factors, bool | Collection):
-            raise TypeError(f"factors must be a bool or a collection of names, got {factors!r}.")
+            raise TypeError(
+                f"factors must be a bool or a collection of names, got {factors!r}."
+            )
         if isinstance(local_plates, str) or not isinstance(local_plates, Collection):
-            raise TypeError(f"local_plates must be a collection of plate names, got {local_plates!r}.")
-        if isinstance(discrete_parameters, str) or not isinstance(discrete_parameters, Collection):
-            raise TypeError(f"discrete_parameters must be a collection of names, got {discrete_parameters!r}.")
+            raise TypeError(
+                f"local_plates must be a collection of plate names, got {local_plates!r}."
+            )
+        if isinstance(discrete_parameters, str) or not isinstance(
+            discrete_parameters, Collection
+        ):
+            raise TypeError(
+                f"discrete_parameters must be a collection of names, got {discrete_parameters!r}."
+            )
         if local_plates and (isinstance(self.alpha, dict) or jnp.ndim(self.alpha)):
-            raise ValueError("local_plates need one alpha for all sites and data, got a mapping or an array.")
+            raise ValueError(
+                "local_plates need one alpha for all sites and data, got a mapping or an array."
+            )
         if local_plates and is_power(self.alpha, 0.0):
             raise ValueError(
                 "alpha = 0 leaves local latents without a target: take alpha > 0, or no local_plates."
@@ -158,7 +168,9 @@ class temper(effects.PickledByName, Messenger):
         if exc_type is None and not masked:
             alphas = set(self.alpha) if isinstance(self.alpha, dict) else set()
             factors = set() if isinstance(self.factors, bool) else self.factors
-            self._inventory.check_names(alphas, factors, self.local_plates, self.discrete_parameters)
+            self._inventory.check_names(
+                alphas, factors, self.local_plates, self.discrete_parameters
+            )
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the tempered model, or decorate one."""
@@ -204,7 +216,11 @@ class temper(effects.PickledByName, Messenger):
             >>> guide = AutoNormal(tempered)
             >>> svi = SVI(tempered, tempered.guide(guide), numpyro.optim.Adam(0.01), Trace_ELBO())
         """
-        return powers.scale_local(guide, self.alpha, self.local_plates) if self.local_plates else guide
+        return (
+            powers.scale_local(guide, self.alpha, self.local_plates)
+            if self.local_plates
+            else guide
+        )
 
     def process_message(self, msg: effects.Message) -> None:
         """Scale observed sites and local latents; see the class."""
@@ -243,9 +259,21 @@ class temper(effects.PickledByName, Messenger):
             return
         if msg["is_observed"]:
             # A mapping names all that is to be tempered.
-            power = self.alpha.get(name, 1.0) if isinstance(self.alpha, dict) else self.alpha
-            reached = effects.ALPHA in msg or msg.get(effects.PRIOR_FACTOR) or "_intervener_id" in msg
-            if not reached and not is_power(power, 1.0) and (self.strict or isinstance(self.alpha, dict)):
+            power = (
+                self.alpha.get(name, 1.0)
+                if isinstance(self.alpha, dict)
+                else self.alpha
+            )
+            reached = (
+                effects.ALPHA in msg
+                or msg.get(effects.PRIOR_FACTOR)
+                or "_intervener_id" in msg
+            )
+            if (
+                not reached
+                and not is_power(power, 1.0)
+                and (self.strict or isinstance(self.alpha, dict))
+            ):
                 observed.check_observer(msg, name)
             return
         if not is_power(msg.get(effects.ALPHA, 1.0), 1.0):
@@ -256,7 +284,11 @@ class temper(effects.PickledByName, Messenger):
         if effects.is_reading():
             return
         is_local = msg["cond_indep_stack"] or msg.get("_control_flow_done")
-        if is_local and msg["infer"].get("enumerate") == "parallel" and not is_power(self.alpha, 1.0):
+        if (
+            is_local
+            and msg["infer"].get("enumerate") == "parallel"
+            and not is_power(self.alpha, 1.0)
+        ):
             if name in self.discrete_parameters:
                 self._inventory.enumerated.add(name)
                 return
@@ -289,7 +321,9 @@ class temper(effects.PickledByName, Messenger):
         alpha = powers.at_data(self._power(msg), msg)
         self._inventory.has_data = True
         # A product with 1 would be another tracer, which must not leave the body of a scan.
-        msg[effects.ALPHA] = alpha * msg[effects.ALPHA] if effects.ALPHA in msg else alpha
+        msg[effects.ALPHA] = (
+            alpha * msg[effects.ALPHA] if effects.ALPHA in msg else alpha
+        )
         if effects.is_reading() or is_power(alpha, 1.0):
             return
         powers.check_algorithm(self, msg, alpha)
@@ -300,7 +334,9 @@ class temper(effects.PickledByName, Messenger):
         if is_power(alpha, 0.0):
             msg["fn"] = msg["fn"].mask(False)
             return
-        if not (isinstance(alpha, float) or (isinstance(alpha, np.ndarray) and alpha.all())):
+        if not (
+            isinstance(alpha, float) or (isinstance(alpha, np.ndarray) and alpha.all())
+        ):
             # A traced 0 times a log-probability of -inf would be NaN. A mask by the log-probability itself would
             # keep the derivative in alpha at 0, and compute each of them three times.
             msg["fn"] = msg["fn"].mask(alpha != 0)
@@ -310,7 +346,11 @@ class temper(effects.PickledByName, Messenger):
         if not isinstance(self.alpha, dict):
             return self.alpha
         if msg["name"] not in self.alpha:
-            kind, hint = ("factor", "; or factors=False") if effects.is_unit(msg) else ("observed site", "")
+            kind, hint = (
+                ("factor", "; or factors=False")
+                if effects.is_unit(msg)
+                else ("observed site", "")
+            )
             raise ValueError(
                 f"{kind} {msg['name']!r} has no alpha: the mapping names {sorted(self.alpha)}. Name every "
                 f"likelihood site, with 1.0 for those that are not tempered{hint}."
@@ -340,7 +380,9 @@ class temper(effects.PickledByName, Messenger):
     def _is_sum_likelihood(self, msg: effects.Message) -> bool:
         """The policy for the factors that ``marginalize`` has summed over, perhaps together with data."""
         factors, has_data = msg[effects.SUM_PARTS]
-        parts = {self._is_factor_likelihood(name) for name in factors} | ({True} if has_data else set())
+        parts = {self._is_factor_likelihood(name) for name in factors} | (
+            {True} if has_data else set()
+        )
         if len(parts) > 1:
             raise ValueError(
                 f"site {msg['name']!r} is a sum over local discrete latents, and temper's `factors` leaves "

@@ -25,11 +25,24 @@ class OrderedELBO(Trace_ELBO):
         super().__init__(num_particles=num_particles, sum_sites=False, **options)
 
     def loss_with_mutable_state(
-        self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: object, **kwargs: object
+        self,
+        rng_key: Array,
+        param_map: dict,
+        model: Model,
+        guide: Guide,
+        *args: object,
+        **kwargs: object,
     ) -> dict[str, Array | None]:
         """The loss at ``param_map``, as SVI asks for it."""
-        result = super().loss_with_mutable_state(rng_key, param_map, model, guide, *args, **kwargs)
-        return {**result, "loss": sum((result["loss"][name] for name in sorted(result["loss"])), jnp.zeros(()))}
+        result = super().loss_with_mutable_state(
+            rng_key, param_map, model, guide, *args, **kwargs
+        )
+        return {
+            **result,
+            "loss": sum(
+                (result["loss"][name] for name in sorted(result["loss"])), jnp.zeros(())
+            ),
+        }
 
 
 def with_order(loss: T) -> T | OrderedELBO:
@@ -55,7 +68,13 @@ class Antithetic(OrderedELBO):
         self.num_pairs = num_pairs
 
     def loss(
-        self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: object, **kwargs: object
+        self,
+        rng_key: Array,
+        param_map: dict,
+        model: Model,
+        guide: Guide,
+        *args: object,
+        **kwargs: object,
     ) -> Array:
         """The loss at ``param_map``, as SVI asks for it."""
 
@@ -63,7 +82,9 @@ class Antithetic(OrderedELBO):
             model_key, guide_key = jax.random.split(key)
             # The loss seeds the guide once more, which changes no site that has a key.
             half = mirror(handlers.seed(guide, guide_key), sign)
-            return super(Antithetic, self).loss(model_key, param_map, model, half, *args, **kwargs)
+            return super(Antithetic, self).loss(
+                model_key, param_map, model, half, *args, **kwargs
+            )
 
         # One trace of the model for both halves of all pairs.
         keys = jnp.repeat(jax.random.split(rng_key, self.num_pairs), 2, axis=0)
@@ -85,11 +106,27 @@ class mirror(Messenger):
             return
         parts = layers(msg["fn"], "base_dist")
         # What only transforms or names the dimensions of the part below it.
-        outer = [part for part in parts if isinstance(part, dist.TransformedDistribution | dist.Independent)]
-        base = parts[len(outer)] if parts[: len(outer)] == outer and len(outer) < len(parts) else None
-        transforms = [transform for part in outer for transform in getattr(part, "transforms", ())]
-        is_whole = all(isinstance(part, _SHAPES) for part in parts[len(outer) : -1])  # such as not truncated
-        is_symmetric = is_whole and isinstance(parts[-1], _SYMMETRIC) and not any(map(_is_flow, transforms))
+        outer = [
+            part
+            for part in parts
+            if isinstance(part, dist.TransformedDistribution | dist.Independent)
+        ]
+        base = (
+            parts[len(outer)]
+            if parts[: len(outer)] == outer and len(outer) < len(parts)
+            else None
+        )
+        transforms = [
+            transform for part in outer for transform in getattr(part, "transforms", ())
+        ]
+        is_whole = all(
+            isinstance(part, _SHAPES) for part in parts[len(outer) : -1]
+        )  # such as not truncated
+        is_symmetric = (
+            is_whole
+            and isinstance(parts[-1], _SYMMETRIC)
+            and not any(map(_is_flow, transforms))
+        )
         if msg["kwargs"].get("sample_shape") or base is None or not is_symmetric:
             msg["kwargs"]["rng_key"] = jax.random.fold_in(key, self.sign + 1)
             return
@@ -105,10 +142,18 @@ class mirror(Messenger):
 def _is_flow(transform: Transform) -> bool:
     """Whether the density of a draw follows from what its computation leaves behind, without an inverse."""
     parts = getattr(transform, "parts", (transform,))
-    return any(type(part).call_with_intermediates is not Transform.call_with_intermediates for part in parts)
+    return any(
+        type(part).call_with_intermediates is not Transform.call_with_intermediates
+        for part in parts
+    )
 
 
 # What leaves the law of each draw unchanged.
 _SHAPES = (dist.ExpandedDistribution, dist.MaskedDistribution, dist.Independent)
 _HEAVY = (dist.StudentT, dist.MultivariateStudentT)
-_SYMMETRIC = (dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal, *_HEAVY)
+_SYMMETRIC = (
+    dist.Normal,
+    dist.MultivariateNormal,
+    dist.LowRankMultivariateNormal,
+    *_HEAVY,
+)

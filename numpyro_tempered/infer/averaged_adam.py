@@ -24,7 +24,12 @@ from jax.example_libraries.optimizers import adam
 
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, PyTree
-from numpyro_tempered.infer.descent_programs import NUM_BATCHES, Descent, as_float, compile_descent
+from numpyro_tempered.infer.descent_programs import (
+    NUM_BATCHES,
+    Descent,
+    as_float,
+    compile_descent,
+)
 
 # Loops of a batch in the first stage.
 FIRST_BATCH = 2
@@ -106,7 +111,9 @@ def minimise(
         Where the run ended, as :class:`Settled`.
     """
     starts = jax.tree.map(lambda leaf: leaf[None], start)
-    descent = compile_descent(lambda z, key, _: objective(z, key), starts, (), rng_key, num_steps)
+    descent = compile_descent(
+        lambda z, key, _: objective(z, key), starts, (), rng_key, num_steps
+    )
     settled = descend(
         descent,
         starts,
@@ -174,7 +181,9 @@ def descend(
         averages = []
         for _ in range(loops):
             rng_key, key = jax.random.split(rng_key)
-            state, average, chunk_losses = descent.chunk(state, key, as_float(step_size), inputs)
+            state, average, chunk_losses = descent.chunk(
+                state, key, as_float(step_size), inputs
+            )
             averages.append(average)
             losses.append(chunk_losses)
             if report is not None:
@@ -193,7 +202,9 @@ def descend(
         advance(loops)
         batches = [advance(loops) for _ in range(NUM_BATCHES)]
         stage, first = _judge(descent, batches, starts, inputs, value_key, tolerance)
-        rejected = np.mean(np.isnan(np.concatenate(losses[-NUM_BATCHES * loops :], axis=1)), axis=1)
+        rejected = np.mean(
+            np.isnan(np.concatenate(losses[-NUM_BATCHES * loops :], axis=1)), axis=1
+        )
         stage = stage._replace(is_falling=stage.is_falling | (rejected > MOST_REJECTED))
         stages.append(stage)
         size, batch = step_size, 2 * batch
@@ -201,13 +212,21 @@ def descend(
             settled = None
             continue
         bias = unknown if settled is None else np.abs(settled.value - stage.value) / 3.0
-        bias = np.where(stage.is_falling | (settled is not None and settled.is_falling), np.inf, bias)
+        bias = np.where(
+            stage.is_falling | (settled is not None and settled.is_falling),
+            np.inf,
+            bias,
+        )
         settled, step_size = stage, 0.5 * step_size
     if not stages:
         nothing = np.full(num_problems, np.nan)
         stages = [_Stage(advance(max(left, 1)), nothing, unknown, unknown, unknown > 0)]
     last = stages[-1]
-    converged = (last.noise + bias <= tolerance) if settled is not None else np.zeros(num_problems, bool)
+    converged = (
+        (last.noise + bias <= tolerance)
+        if settled is not None
+        else np.zeros(num_problems, bool)
+    )
     z, value = _best(stages, starts, first)
     history = np.concatenate(jax.device_get(losses), axis=1).astype(np.float64)
     sizes = np.full(num_problems, size)
@@ -215,14 +234,21 @@ def descend(
     return Settled(z, value, history, converged, last.noise, bias, last.fall, sizes)
 
 
-def _best(stages: list[_Stage], starts: PyTree, first: np.ndarray) -> tuple[PyTree, np.ndarray]:
+def _best(
+    stages: list[_Stage], starts: PyTree, first: np.ndarray
+) -> tuple[PyTree, np.ndarray]:
     """Of each run the average of the stage with the lowest value, or the start."""
-    values = np.stack([np.where(np.isnan(stage.value), np.inf, stage.value) for stage in stages])
+    values = np.stack(
+        [np.where(np.isnan(stage.value), np.inf, stage.value) for stage in stages]
+    )
     best = np.argmin(values, axis=0)
     # Where nothing has a value, the steps are all there is.
     is_start = first < values.min(axis=0)
     runs = np.arange(len(best))
-    averages = jax.tree.map(lambda *leaves: np.stack(leaves)[best, runs], *[stage.average for stage in stages])
+    averages = jax.tree.map(
+        lambda *leaves: np.stack(leaves)[best, runs],
+        *[stage.average for stage in stages],
+    )
 
     def pick(start: np.ndarray, average: np.ndarray) -> np.ndarray:
         return np.where(is_start.reshape(-1, *(1,) * (start.ndim - 1)), start, average)
@@ -232,32 +258,49 @@ def _best(stages: list[_Stage], starts: PyTree, first: np.ndarray) -> tuple[PyTr
 
 
 def _judge(
-    descent: Descent, batches: list[PyTree], starts: PyTree, inputs: PyTree, rng_key: Array, tolerance: float
+    descent: Descent,
+    batches: list[PyTree],
+    starts: PyTree,
+    inputs: PyTree,
+    rng_key: Array,
+    tolerance: float,
 ) -> tuple[_Stage, np.ndarray]:
     """What the batches of a stage say of each run, and the values at the starts."""
     average = _mean(batches)
-    points = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *batches, average, starts)
+    points = jax.tree.map(
+        lambda *leaves: np.stack(leaves, axis=1), *batches, average, starts
+    )
     draws = np.asarray(descent.values(points, rng_key, inputs), np.float64)
     *each, value, first = np.mean(draws, axis=2).T
     noise = np.maximum(np.mean(each, axis=0) - value, 0.0) / (NUM_BATCHES - 1)
     falls = draws[:, 0] - draws[:, NUM_BATCHES - 1]
-    fall, error = np.mean(falls, axis=1), np.std(falls, axis=1) / math.sqrt(falls.shape[1])
+    fall, error = (
+        np.mean(falls, axis=1),
+        np.std(falls, axis=1) / math.sqrt(falls.shape[1]),
+    )
     # Batches scatter by NUM_BATCHES times the noise of their average. What is NaN counts as falling.
     is_settled = fall <= tolerance + NUM_BATCHES * noise + 2.0 * error
     is_falling = ~(is_settled & _is_known(draws[:, NUM_BATCHES], starts, WORST_END))
     return _Stage(average, value, noise, fall, is_falling), first
 
 
-def is_worth_its_steps(descent: Descent, starts: PyTree, inputs: PyTree, rng_key: Array) -> np.ndarray:
+def is_worth_its_steps(
+    descent: Descent, starts: PyTree, inputs: PyTree, rng_key: Array
+) -> np.ndarray:
     """Of each run whether its start has a value at all, as none that is a plateau of the density has."""
-    points = jax.tree.map(lambda leaf: np.stack([leaf] * (NUM_BATCHES + 2), axis=1), jax.device_get(starts))
+    points = jax.tree.map(
+        lambda leaf: np.stack([leaf] * (NUM_BATCHES + 2), axis=1),
+        jax.device_get(starts),
+    )
     draws = np.asarray(descent.values(points, rng_key, inputs), np.float64)
     return _is_known(draws[:, 0], starts, WORST_START)
 
 
 def _mean(trees: list[PyTree]) -> PyTree:
     """The mean of trees of arrays on the host."""
-    return jax.tree.map(lambda *leaves: np.mean(leaves, axis=0, dtype=leaves[0].dtype), *trees)
+    return jax.tree.map(
+        lambda *leaves: np.mean(leaves, axis=0, dtype=leaves[0].dtype), *trees
+    )
 
 
 def _is_known(draws: np.ndarray, starts: PyTree, worst: float) -> np.ndarray:

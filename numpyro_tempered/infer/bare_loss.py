@@ -27,7 +27,9 @@ class BareLoss(NamedTuple):
     prior: Gaussian
 
 
-def bare_loss(rng_key: Array, online: OnlineVI, *args: object, **kwargs: object) -> BareLoss:
+def bare_loss(
+    rng_key: Array, online: OnlineVI, *args: object, **kwargs: object
+) -> BareLoss:
     """The likelihood of a NumPyro model as a bare loss, for :func:`~numpyro_tempered.online.partitioned`.
 
     A posterior of the loss goes back into the model by ``online.init(rng_key, *args, prior=posterior)``, whose
@@ -67,7 +69,9 @@ def bare_loss(rng_key: Array, online: OnlineVI, *args: object, **kwargs: object)
     arrays, structure = separate(args, kwargs)
     expectation = bound._replace(
         evaluate=on_arrays(bound.evaluate, structure),
-        predictors=None if bound.predictors is None else on_arrays(bound.predictors, structure),
+        predictors=None
+        if bound.predictors is None
+        else on_arrays(bound.predictors, structure),
         loss=None if bound.loss is None else on_arrays(bound.loss, structure),
         check=support_check(online.model, arrays, structure),
     )

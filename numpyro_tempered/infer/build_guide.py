@@ -11,7 +11,12 @@ from numpyro_tempered.handlers.powers import Powers, is_power
 from numpyro_tempered.handlers.temper import temper
 
 
-def build_guide(guide: Callable[[Model], Guide] | Guide, model: Model, tempered: temper, alpha: Powers) -> Guide:
+def build_guide(
+    guide: Callable[[Model], Guide] | Guide,
+    model: Model,
+    tempered: temper,
+    alpha: Powers,
+) -> Guide:
     """The guide that a factory builds on the tempered model; a guide instance of the model is returned unchanged.
 
     Raises:
@@ -31,14 +36,18 @@ def build_guide(guide: Callable[[Model], Guide] | Guide, model: Model, tempered:
             )
         return guide
     if not callable(guide):
-        raise TypeError(f"guide must be a callable from model to guide, got {describe(guide)}.")
+        raise TypeError(
+            f"guide must be a callable from model to guide, got {describe(guide)}."
+        )
     advice = "for a hand-written guide pass `lambda model: my_guide`."
     try:
         result = guide(tempered)
     except Exception as error:
         raise TypeError(f"the guide factory failed on the model: {advice}") from error
     if not callable(result):
-        raise TypeError(f"the guide factory returned {type(result).__name__}, not a guide: {advice}")
+        raise TypeError(
+            f"the guide factory returned {type(result).__name__}, not a guide: {advice}"
+        )
     inner = getattr(result, "model", None)
     if inner is not None and not is_power(alpha, 1.0) and not _wraps(inner, tempered):
         raise ValueError(
@@ -54,7 +63,9 @@ def check_restarts(guide: object, num_restarts: int) -> None:
     Raises:
         ValueError: If it is one of these.
     """
-    if check_count(num_restarts, "num_restarts", 1) > 1 and isinstance(guide, AutoGuide):
+    if check_count(num_restarts, "num_restarts", 1) > 1 and isinstance(
+        guide, AutoGuide
+    ):
         raise ValueError(
             f"num_restarts needs a new guide for each start, and this {type(guide).__name__} is built already: "
             "pass its class, or a callable from model to guide."

@@ -70,19 +70,33 @@ class Frame(NamedTuple):
     def without_mode(self) -> tuple[PyTree, PyTree]:
         """Axes of unit length at the guide's own start, and that start in them: for posteriors without a mode."""
         ones = jnp.ones_like(self.loc)
-        axes = self.axes(Mode(self.loc, jnp.diag(ones), ones, jnp.array(False), jnp.array(0, jnp.int32)))
-        return axes, self.start | ({} if self.scale is None else {"log_scale": jnp.log(self.scale)})
+        axes = self.axes(
+            Mode(
+                self.loc,
+                jnp.diag(ones),
+                ones,
+                jnp.array(False),
+                jnp.array(0, jnp.int32),
+            )
+        )
+        return axes, self.start | (
+            {} if self.scale is None else {"log_scale": jnp.log(self.scale)}
+        )
 
     def find_mode(self, model: Model, args: tuple, kwargs: dict) -> Mode:
         """The mode of the posterior of a model, from the guide's own start; pure."""
 
         def potential(theta: Array) -> Array:
-            return potential_energy(model, args, kwargs, self.unpack(theta)).astype(theta.dtype)
+            return potential_energy(model, args, kwargs, self.unpack(theta)).astype(
+                theta.dtype
+            )
 
         return find_mode(potential, self.loc)
 
 
-def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: dict) -> Coordinates | None:
+def at_the_mode(
+    rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: dict
+) -> Coordinates | None:
     """The coordinates of :func:`frame_of` at the mode.
 
     Returns:
@@ -99,13 +113,19 @@ def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: 
             return frame.axes(mode), mode.is_mode
 
         axes, is_mode = run_program(find, frame.loc)
-        return Coordinates(frame.start, partial(frame.to_params, axes)) if bool(is_mode) else None
+        return (
+            Coordinates(frame.start, partial(frame.to_params, axes))
+            if bool(is_mode)
+            else None
+        )
 
     # Newton's method goes nowhere from where the density or its gradient is not finite.
     return first_call(look, guide, lambda coordinates: coordinates is not None)
 
 
-def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict) -> Frame | None:
+def frame_of(
+    rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict
+) -> Frame | None:
     r"""The coordinates of a guide of location and scale in which the posterior is round at its mode.
 
     The means are m + R u, with m the mode and R Rᵀ the inverse Hessian; the scales of a mean field s exp(v), with
@@ -127,7 +147,9 @@ def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict
         q, (_, unpack), to_params = read_start(rng_key, guide, args, kwargs)
         loc = q.loc
     names = set(jax.eval_shape(unpack, loc))
-    if loc.shape[0] > MAX_LATENTS or not _has_density(feasible_trace(model, args, kwargs), names):
+    if loc.shape[0] > MAX_LATENTS or not _has_density(
+        feasible_trace(model, args, kwargs), names
+    ):
         return None
     zeros = jnp.zeros_like(loc)
 
@@ -139,7 +161,14 @@ def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict
 
     if is_point:
         name = f"{guide.prefix}_loc"
-        return Frame(loc, None, unpack, {"loc": zeros}, same, lambda axes, z: {name: mean(axes, z)})
+        return Frame(
+            loc,
+            None,
+            unpack,
+            {"loc": zeros},
+            same,
+            lambda axes, z: {name: mean(axes, z)},
+        )
     start, family = {"loc": zeros, "log_scale": zeros}, family_of(q)
     root = family.root(q)
     scale = root if root.ndim == 1 else jnp.diagonal(root)
@@ -160,18 +189,24 @@ def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict
     def full(axes: tuple[Mode, Array], z: dict[str, Array]) -> Params:
         mode, factor = axes
         inner = jnp.tril(z["lower"], -1) + jnp.diag(jnp.exp(z["log_scale"]))
-        return to_params(family.with_root(mean(mode, z), matmul(factor, inner))) | df_of(z)
+        return to_params(
+            family.with_root(mean(mode, z), matmul(factor, inner))
+        ) | df_of(z)
 
     start |= {"lower": jnp.zeros((loc.size, loc.size), loc.dtype)}
     return Frame(loc, scale, unpack, start, triangular, full)
 
 
-def _tails(guide: AutoGuide) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Params]]:
+def _tails(
+    guide: AutoGuide,
+) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Params]]:
     """The start of what else a guide learns, its degrees of freedom, and its parameters of such coordinates."""
     if not isinstance(guide, StudentTGuide) or guide.df is not None:
         return {}, lambda z: {}
     transform = biject_to(guide.df_constraint)
-    return {"df": transform.inv(guide.start_df())}, lambda z: {f"{guide.prefix}_df": transform(z["df"])}
+    return {"df": transform.inv(guide.start_df())}, lambda z: {
+        f"{guide.prefix}_df": transform(z["df"])
+    }
 
 
 def _has_density(trace: Trace, names: set[str]) -> bool:

@@ -44,7 +44,11 @@ class Descent(NamedTuple):
 
 
 def compile_descent(
-    objective: ObjectiveOf, starts: PyTree, inputs: PyTree, rng_key: Array, num_steps: int
+    objective: ObjectiveOf,
+    starts: PyTree,
+    inputs: PyTree,
+    rng_key: Array,
+    num_steps: int,
 ) -> Descent:
     """The programs of K objectives, for runs of at most ``num_steps``."""
     length = max(1, min(CHUNK, num_steps // (NUM_BATCHES + 1)))
@@ -59,36 +63,63 @@ def compile_descent(
             for leaf in jax.tree.leaves(grads):
                 finite &= jnp.all(jnp.isfinite(leaf))
             proposal = update(number, grads, state)
-            state = jax.tree.map(lambda new, old: jnp.where(finite, new.astype(old.dtype), old), proposal, state)
+            state = jax.tree.map(
+                lambda new, old: jnp.where(finite, new.astype(old.dtype), old),
+                proposal,
+                state,
+            )
             total = jax.tree.map(jnp.add, total, get(state))
             return (number + finite, state, total), jnp.where(finite, loss, jnp.nan)
 
         number, state = state
         zeros = jax.tree.map(jnp.zeros_like, get(state))
-        carry, each = jax.lax.scan(step, (number, state, zeros), jax.random.split(rng_key, length))
+        carry, each = jax.lax.scan(
+            step, (number, state, zeros), jax.random.split(rng_key, length)
+        )
         return carry[:2], jax.tree.map(lambda leaf: leaf / length, carry[2]), each
 
     def values(points: PyTree, rng_key: Array, inputs: PyTree) -> Array:
         keys = jax.random.split(rng_key, NUM_VALUES)
         # Point by point: a triangular factor for each draw costs far more than one for all.
-        return jax.lax.map(lambda z: map_batches(lambda key: objective(z, key, inputs), keys, 32), points)
+        return jax.lax.map(
+            lambda z: map_batches(lambda key: objective(z, key, inputs), keys, 32),
+            points,
+        )
 
-    def chunks(state: PyTree, rng_key: Array, step_size: Array, inputs: PyTree) -> tuple:
-        return _over_problems(lambda state, inputs: chunk(state, rng_key, step_size, inputs), state, inputs)
+    def chunks(
+        state: PyTree, rng_key: Array, step_size: Array, inputs: PyTree
+    ) -> tuple:
+        return _over_problems(
+            lambda state, inputs: chunk(state, rng_key, step_size, inputs),
+            state,
+            inputs,
+        )
 
     def all_values(points: PyTree, rng_key: Array, inputs: PyTree) -> Array:
-        return _over_problems(lambda points, inputs: values(points, rng_key, inputs), points, inputs)
+        return _over_problems(
+            lambda points, inputs: values(points, rng_key, inputs), points, inputs
+        )
 
     num_problems = len(jax.tree.leaves(starts)[0])
     state = (np.zeros(num_problems, np.int32), jax.eval_shape(adam(1.0)[0], starts))
-    shapes = [(leaf.shape[0], NUM_BATCHES + 2, *leaf.shape[1:]) for leaf in jax.tree.leaves(starts)]
+    shapes = [
+        (leaf.shape[0], NUM_BATCHES + 2, *leaf.shape[1:])
+        for leaf in jax.tree.leaves(starts)
+    ]
     points = jax.tree.unflatten(
         jax.tree.structure(starts),
-        [jax.ShapeDtypeStruct(s, leaf.dtype) for s, leaf in zip(shapes, jax.tree.leaves(starts), strict=True)],
+        [
+            jax.ShapeDtypeStruct(s, leaf.dtype)
+            for s, leaf in zip(shapes, jax.tree.leaves(starts), strict=True)
+        ],
     )
     return Descent(
-        compile_once(chunks, state, rng_key, as_float(1.0), inputs, ahead=True, num_runs=NUM_RUNS),
-        compile_once(all_values, points, rng_key, inputs, ahead=True, num_runs=NUM_STAGES),
+        compile_once(
+            chunks, state, rng_key, as_float(1.0), inputs, ahead=True, num_runs=NUM_RUNS
+        ),
+        compile_once(
+            all_values, points, rng_key, inputs, ahead=True, num_runs=NUM_STAGES
+        ),
         length,
     )
 

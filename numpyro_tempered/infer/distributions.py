@@ -108,7 +108,9 @@ class SpikeAndSlab(dist.Distribution):
         validate_args: bool | None = None,
     ) -> None:
         if isinstance(temperature, int | float) and not temperature > 0:
-            raise ValueError(f"temperature must be positive, or None for exact gates, got {temperature}.")
+            raise ValueError(
+                f"temperature must be positive, or None for exact gates, got {temperature}."
+            )
         self.probs, self.loc, self.scale = promote_shapes(probs, loc, scale)
         self.temperature = temperature
         shape = jnp.broadcast_shapes(jnp.shape(probs), jnp.shape(loc), jnp.shape(scale))
@@ -126,12 +128,16 @@ class SpikeAndSlab(dist.Distribution):
 
     @property
     def _q(self) -> SpikeSlab:
-        return SpikeSlab(*(jnp.asarray(part) for part in (self.probs, self.loc, self.scale)))
+        return SpikeSlab(
+            *(jnp.asarray(part) for part in (self.probs, self.loc, self.scale))
+        )
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws, shape ``sample_shape + batch_shape``."""
         dtype = jnp.result_type(self.probs, self.loc, self.scale, float)
-        q = SpikeSlab(*(jnp.asarray(part, dtype) for part in (self.probs, self.loc, self.scale)))
+        q = SpikeSlab(
+            *(jnp.asarray(part, dtype) for part in (self.probs, self.loc, self.scale))
+        )
         return _draw(key, q, self.temperature, self.shape(sample_shape))
 
     @validate_sample
@@ -140,7 +146,9 @@ class SpikeAndSlab(dist.Distribution):
         self._refuse_relaxed("density")
         off = jnp.equal(value, 0.0)
         # Each branch is kept away from the other's log 0, whose gradient would be NaN.
-        on_slab = jnp.log(jnp.where(off, 0.5, self.probs)) + dist.Normal(self.loc, self.scale).log_prob(value)
+        on_slab = jnp.log(jnp.where(off, 0.5, self.probs)) + dist.Normal(
+            self.loc, self.scale
+        ).log_prob(value)
         return jnp.where(off, jnp.log1p(-jnp.where(off, self.probs, 0.5)), on_slab)
 
     @property
@@ -176,12 +184,16 @@ class SpikeAndSlab(dist.Distribution):
 
 # Compiled whole, as methods are called outside of jit too.
 @partial(jax.jit, static_argnums=3)
-def _draw(key: Array, q: SpikeSlab, temperature: Scalar | None, shape: tuple[int, ...]) -> Array:
+def _draw(
+    key: Array, q: SpikeSlab, temperature: Scalar | None, shape: tuple[int, ...]
+) -> Array:
     gate_key, slab_key = jax.random.split(key)
     if temperature is None:
         gate = _exact_gate(q.probs, jax.random.uniform(gate_key, shape, q.probs.dtype))
     else:
-        gate = _concrete_gate(q.probs, jax.random.logistic(gate_key, shape, q.probs.dtype), temperature)
+        gate = _concrete_gate(
+            q.probs, jax.random.logistic(gate_key, shape, q.probs.dtype), temperature
+        )
     value = gate * (q.loc + q.scale * jax.random.normal(slab_key, shape, q.probs.dtype))
     # No negative zeros.
     return jnp.where(gate == 0.0, 0.0, value)
@@ -196,11 +208,18 @@ def _cdf(q: SpikeSlab, value: Array) -> Array:
 @jax.jit
 def _icdf(q: SpikeSlab, level: Array) -> Array:
     negative = q.probs * ndtr(-q.loc / q.scale)
-    below, above = jnp.less_equal(level, negative), jnp.greater(level, negative + (1.0 - q.probs))
-    on_slab = jnp.where(above, level - (1.0 - q.probs), level) / jnp.where(jnp.equal(q.probs, 0.0), 1.0, q.probs)
+    below, above = (
+        jnp.less_equal(level, negative),
+        jnp.greater(level, negative + (1.0 - q.probs)),
+    )
+    on_slab = jnp.where(above, level - (1.0 - q.probs), level) / jnp.where(
+        jnp.equal(q.probs, 0.0), 1.0, q.probs
+    )
     value = q.loc + q.scale * ndtri(jnp.clip(on_slab, 0.0, 1.0))
     # Where a level rounds to 1, the slab ends at the atom.
-    return jnp.where(below, jnp.minimum(value, 0.0), jnp.where(above, jnp.maximum(value, 0.0), 0.0))
+    return jnp.where(
+        below, jnp.minimum(value, 0.0), jnp.where(above, jnp.maximum(value, 0.0), 0.0)
+    )
 
 
 @jax.custom_jvp

@@ -14,7 +14,11 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation, AutoMultivariateNormal
+from numpyro.infer.autoguide import (
+    AutoGuide,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+)
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.batching import map_batches
@@ -48,7 +52,9 @@ def _watched() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def require_expected_nll(objective: Callable[..., object], optimiser: str) -> Iterator[None]:
+def require_expected_nll(
+    objective: Callable[..., object], optimiser: str
+) -> Iterator[None]:
     """Refuse an objective, evaluated within, that is no :class:`ExpectedNLL`.
 
     Args:
@@ -73,7 +79,9 @@ def require_expected_nll(objective: Callable[..., object], optimiser: str) -> It
 
 def loss_of(objective: Callable[..., object]) -> ELBO | None:
     """The loss of which SVI has made this objective, a closure; None for another objective."""
-    cells = [cell.cell_contents for cell in getattr(objective, "__closure__", None) or ()]
+    cells = [
+        cell.cell_contents for cell in getattr(objective, "__closure__", None) or ()
+    ]
     return next((value for value in cells if isinstance(value, ELBO)), None)
 
 
@@ -127,7 +135,9 @@ class ExpectedNLL(ELBO):
         >>> loss = nt.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
     """
 
-    def __init__(self, expectation: Expectation | None = None, *, curvature: str = "hessian") -> None:
+    def __init__(
+        self, expectation: Expectation | None = None, *, curvature: str = "hessian"
+    ) -> None:
         super().__init__(num_particles=1)
         self.expectation = monte_carlo() if expectation is None else expectation
         self.curvature = check_choice(curvature, "curvature", ("hessian", "fisher"))
@@ -139,19 +149,34 @@ class ExpectedNLL(ELBO):
 
     @_counted
     def loss_with_mutable_state(
-        self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: object, **kwargs: object
+        self,
+        rng_key: Array,
+        param_map: dict,
+        model: Model,
+        guide: Guide,
+        *args: object,
+        **kwargs: object,
     ) -> dict[str, Array | None]:
         """The loss at ``param_map``, as SVI asks for it."""
         online_guide = check_guide(guide, "ExpectedNLL")
         evaluate = bind(self.expectation, model, online_guide).evaluate
         q = online_guide.from_params(param_map)
         fixed = jax.lax.stop_gradient(q)
-        evaluation = evaluate(fixed, args, kwargs, rng_key=rng_key, curvature=self.curvature)
+        evaluation = evaluate(
+            fixed, args, kwargs, rng_key=rng_key, curvature=self.curvature
+        )
         evaluation = jax.lax.stop_gradient(evaluation)
-        gradient = require(fixed, "gradient", "ExpectedNLL")(fixed, evaluation.grad_loc, evaluation.grad_var)
+        gradient = require(fixed, "gradient", "ExpectedNLL")(
+            fixed, evaluation.grad_loc, evaluation.grad_var
+        )
         # Zero in value, the chosen gradients under differentiation.
-        zeros = jax.tree.map(lambda g, new, old: jnp.sum(g * (new - old)), gradient, q, fixed)
-        return {"loss": evaluation.expected + sum(jax.tree.leaves(zeros)), "mutable_state": None}
+        zeros = jax.tree.map(
+            lambda g, new, old: jnp.sum(g * (new - old)), gradient, q, fixed
+        )
+        return {
+            "loss": evaluation.expected + sum(jax.tree.leaves(zeros)),
+            "mutable_state": None,
+        }
 
 
 def bind(expectation: Expectation, model: Model, guide: Unpacks) -> Expectation:
@@ -160,17 +185,28 @@ def bind(expectation: Expectation, model: Model, guide: Unpacks) -> Expectation:
     Raises:
         TypeError: If the expectation is of a bare loss.
     """
-    check_record(expectation, "expectation", Expectation, "nt.expectations.monte_carlo()")
+    check_record(
+        expectation, "expectation", Expectation, "nt.expectations.monte_carlo()"
+    )
     if expectation.bind is None:
         raise TypeError(
             "this expectation is of a bare loss: run it by nt.online.run, or take "
             "gauss_hermite(predictor=...) or monte_carlo() for a model's likelihood."
         )
-    return expectation.bind(model_loss(model, guide, expectation.predictor, expectation.num_outputs))
+    return expectation.bind(
+        model_loss(model, guide, expectation.predictor, expectation.num_outputs)
+    )
 
 
 def evaluate_elbo(
-    rng_key: Array, model: Model, guide: Guide, params: Params, args: tuple, kwargs: dict, *, num_particles: int
+    rng_key: Array,
+    model: Model,
+    guide: Guide,
+    params: Params,
+    args: tuple,
+    kwargs: dict,
+    *,
+    num_particles: int,
 ) -> TemperedELBO:
     """The ELBO of a fitted guide on a tempered model.
 
@@ -188,43 +224,88 @@ def evaluate_elbo(
     observed = set(likelihood.likelihood_sites(model_trace))
     loss = _analytic_where_valid(model_trace, guide_trace)
 
-    powers = {name: likelihood.power_of(site) for name, site in likelihood.likelihood_sites(model_trace).items()}
+    powers = {
+        name: likelihood.power_of(site)
+        for name, site in likelihood.likelihood_sites(model_trace).items()
+    }
     # One power above 0 for all data of a site leaves its untempered log-likelihood in the loss.
-    is_plain = all(isinstance(power, float) and power > 0.0 for power in powers.values())
+    is_plain = all(
+        isinstance(power, float) and power > 0.0 for power in powers.values()
+    )
 
     def particle(key: Array, params: Params) -> tuple[Array, Array, Array]:
         # In an order that is the same in every process.
-        parts = {k: -v for k, v in sorted(loss.loss(key, params, model, guide, *args, **kwargs).items())}
+        parts = {
+            k: -v
+            for k, v in sorted(
+                loss.loss(key, params, model, guide, *args, **kwargs).items()
+            )
+        }
         weighted = sum((v for k, v in parts.items() if k in observed), jnp.zeros(()))
         kl = -sum((v for k, v in parts.items() if k not in observed), jnp.zeros(()))
         if is_plain:
-            return weighted - kl, sum((parts[name] / power for name, power in powers.items()), jnp.zeros(())), kl
+            return (
+                weighted - kl,
+                sum(
+                    (parts[name] / power for name, power in powers.items()),
+                    jnp.zeros(()),
+                ),
+                kl,
+            )
         # The same split of the key as in NumPyro's losses, so the same draws.
         model_key, guide_key = jax.random.split(key)
         draw = trace_guide(guide_key, guide, params, args, kwargs)
-        sites = likelihood.likelihood_sites(trace_model(model_key, model, draw, params, args, kwargs)).values()
-        log_liks = (likelihood.other_scale(site) * likelihood.untempered_log_prob(site) for site in sites)
-        return weighted - kl, sum((jnp.sum(log_lik) for log_lik in log_liks), jnp.zeros(())), kl
+        sites = likelihood.likelihood_sites(
+            trace_model(model_key, model, draw, params, args, kwargs)
+        ).values()
+        log_liks = (
+            likelihood.other_scale(site) * likelihood.untempered_log_prob(site)
+            for site in sites
+        )
+        return (
+            weighted - kl,
+            sum((jnp.sum(log_lik) for log_lik in log_liks), jnp.zeros(())),
+            kl,
+        )
 
     def particles(key: Array, params: Params) -> tuple[Array, Array, Array]:
-        return map_batches(lambda k: particle(k, params), jax.random.split(key, num_particles), 32)
+        return map_batches(
+            lambda k: particle(k, params), jax.random.split(key, num_particles), 32
+        )
 
-    elbos, log_liks, kls = (np.asarray(part, np.float64) for part in run_program(particles, rng_key, params))
+    elbos, log_liks, kls = (
+        np.asarray(part, np.float64) for part in run_program(particles, rng_key, params)
+    )
     with np.errstate(invalid="ignore"):  # a draw without a density makes the error NaN
-        se, log_lik = float(np.std(elbos, ddof=1)) / math.sqrt(num_particles), float(np.mean(log_liks))
+        se, log_lik = (
+            float(np.std(elbos, ddof=1)) / math.sqrt(num_particles),
+            float(np.mean(log_liks)),
+        )
     if has_point_mass(rng_key, guide, params, args, kwargs):
         return TemperedELBO(-math.inf, 0.0, log_lik, math.inf)
-    return TemperedELBO(float(np.mean(elbos)), se, log_lik, float(np.mean(kls)), improper_sites(model_trace))
+    return TemperedELBO(
+        float(np.mean(elbos)),
+        se,
+        log_lik,
+        float(np.mean(kls)),
+        improper_sites(model_trace),
+    )
 
 
 def improper_sites(trace: Trace) -> tuple[str, ...]:
     """The latent sites whose prior is flat, or masked in any of its entries."""
-    return tuple(name for name, site in likelihood.latent_sites(trace).items() if _is_improper(site["fn"]))
+    return tuple(
+        name
+        for name, site in likelihood.latent_sites(trace).items()
+        if _is_improper(site["fn"])
+    )
 
 
 def _is_improper(fn: dist.Distribution) -> bool:
     parts = layers(fn, "base_dist")
-    masks = [mask_of(part) for part in parts if isinstance(part, dist.MaskedDistribution)]
+    masks = [
+        mask_of(part) for part in parts if isinstance(part, dist.MaskedDistribution)
+    ]
     # A mask that is traced is not known.
     is_off = any(not is_traced(mask) and not np.all(np.asarray(mask)) for mask in masks)
     return is_off or isinstance(parts[-1], dist.ImproperUniform)
@@ -239,29 +320,43 @@ def gaussian_of_laplace(
     q = guide.get_posterior(params)
     gaussian = AutoMultivariateNormal(model, prefix=guide.prefix)
     first_call(lambda: handlers.seed(gaussian, rng_key)(*args, **kwargs), gaussian)
-    return gaussian, {**params, f"{guide.prefix}_loc": q.loc, f"{guide.prefix}_scale_tril": q.scale_tril}
+    return gaussian, {
+        **params,
+        f"{guide.prefix}_loc": q.loc,
+        f"{guide.prefix}_scale_tril": q.scale_tril,
+    }
 
 
-def trace_guide(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> Trace:
+def trace_guide(
+    rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict
+) -> Trace:
     """A trace of the guide at one draw."""
-    run = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace
+    run = handlers.trace(
+        handlers.substitute(handlers.seed(guide, rng_key), params)
+    ).get_trace
     # Parameters of NumPyro's guides are what their constraints make of them, and each check is some programs.
     is_known = isinstance(guide, AutoGuide)
     with numpyro.validation_enabled(False) if is_known else contextlib.nullcontext():
         return run(*args, **kwargs)
 
 
-def trace_model(rng_key: Array, model: Model, draw: Trace, params: dict, args: tuple, kwargs: dict) -> Trace:
+def trace_model(
+    rng_key: Array, model: Model, draw: Trace, params: dict, args: tuple, kwargs: dict
+) -> Trace:
     """A trace of the model at a draw of the guide."""
     replayed = handlers.replay(handlers.seed(model, rng_key), draw)
     return likelihood.get_trace(handlers.substitute(replayed, params), args, kwargs)
 
 
-def has_point_mass(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> bool:
+def has_point_mass(
+    rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict
+) -> bool:
     """Whether a latent of the guide is a point, the same in every draw: its KL is infinite."""
 
     def repeats(key: Array, params: Params) -> dict[str, Array]:
-        one, two = (trace_guide(k, guide, params, args, kwargs) for k in jax.random.split(key))
+        one, two = (
+            trace_guide(k, guide, params, args, kwargs) for k in jax.random.split(key)
+        )
         return {
             name: jnp.array_equal(site["value"], two[name]["value"])
             for name, site in likelihood.latent_sites(one).items()
@@ -277,10 +372,14 @@ def _analytic_where_valid(model_trace: Trace, guide_trace: Trace) -> ELBO:
     """The loss with analytic KLs where model and guide order their sites alike, as its mean-field form needs."""
 
     def names(trace: Trace, other: Trace) -> list[str]:
-        return [k for k, site in trace.items() if site["type"] == "sample" and k in other]
+        return [
+            k for k, site in trace.items() if site["type"] == "sample" and k in other
+        ]
 
     def same_scale(prior: likelihood.Site, factor: likelihood.Site) -> bool:
-        scale = np.asarray(likelihood.other_scale(prior)) * np.asarray(prior.get(LOCAL, 1.0))
+        scale = np.asarray(likelihood.other_scale(prior)) * np.asarray(
+            prior.get(LOCAL, 1.0)
+        )
         return bool(np.all(scale == np.asarray(likelihood.other_scale(factor))))
 
     shared = names(model_trace, guide_trace)
@@ -289,5 +388,7 @@ def _analytic_where_valid(model_trace: Trace, guide_trace: Trace) -> ELBO:
         return Trace_ELBO(sum_sites=False)
     if shared == names(guide_trace, model_trace):
         return TraceMeanField_ELBO(sum_sites=False)
-    warn_caller("guide and model order their sites differently: the KL of the ELBO is estimated by draws.")
+    warn_caller(
+        "guide and model order their sites differently: the KL of the ELBO is estimated by draws."
+    )
     return Trace_ELBO(sum_sites=False)

@@ -27,7 +27,9 @@ class LinearResponse(NamedTuple):
     ratios: tuple[float, float]
 
 
-def attrs_of(evidence: Convergence | Result | LinearResponse | None) -> dict[str, object]:
+def attrs_of(
+    evidence: Convergence | Result | LinearResponse | None,
+) -> dict[str, object]:
     """The attributes of draws from a fit: its algorithm, and numbers of its evidence."""
     if isinstance(evidence, Result):
         return {
@@ -36,9 +38,14 @@ def attrs_of(evidence: Convergence | Result | LinearResponse | None) -> dict[str
             "num_evaluations": int(evidence.num_evaluations),
         }
     if isinstance(evidence, LinearResponse):
-        numbers = {name: getattr(evidence, name) for name in ("gap", "smallest_eigenvalue")}
+        numbers = {
+            name: getattr(evidence, name) for name in ("gap", "smallest_eigenvalue")
+        }
         return {"algorithm": "linear_response", **numbers}
     numbers = {}
     if isinstance(evidence, Convergence):
-        numbers = {name: float(getattr(evidence, name)) for name in ("gap", "num_steps", "rejected")}
+        numbers = {
+            name: float(getattr(evidence, name))
+            for name in ("gap", "num_steps", "rejected")
+        }
     return {"algorithm": "svi", **numbers}

@@ -53,7 +53,9 @@ class _Problem(NamedTuple):
 
     def values(self, params: Params, field: str) -> Params:
         """A parameter of the sparse sites."""
-        return {site: params[self.name(site, field)] for site in self.guide.sparse_sites}
+        return {
+            site: params[self.name(site, field)] for site in self.guide.sparse_sites
+        }
 
 
 class _Support(NamedTuple):
@@ -148,26 +150,47 @@ def fit_support(
     tempered = temper(model, alpha=alpha)
     instance = build_guide(guide, model, tempered, alpha)
     if not isinstance(instance, AutoSpikeAndSlab):
-        raise TypeError(f"fit_support takes an AutoSpikeAndSlab guide, got {type(instance).__name__}.")
+        raise TypeError(
+            f"fit_support takes an AutoSpikeAndSlab guide, got {type(instance).__name__}."
+        )
     start_key, fit_key, elbo_key, later_key = jax.random.split(rng_key, 4)
-    trace = handlers.trace(handlers.seed(instance, start_key)).get_trace(*args, **kwargs)
+    trace = handlers.trace(handlers.seed(instance, start_key)).get_trace(
+        *args, **kwargs
+    )
     if likelihood.subsamples(instance.prototype_trace):
-        raise ValueError("fit_support needs all data at once: leave subsample_size out.")
+        raise ValueError(
+            "fit_support needs all data at once: leave subsample_size out."
+        )
     sites = {**trace, **trace_model(start_key, tempered, trace, {}, args, kwargs)}
-    params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
+    params = {
+        name: site["value"] for name, site in sites.items() if site["type"] == "param"
+    }
     problem = _Problem(tempered, instance, args, kwargs)
     probs = problem.values(params, "probs")
     if num_weights is not None:
-        check_count(num_weights, "num_weights", 1, sum(value.size for value in probs.values()))
+        check_count(
+            num_weights, "num_weights", 1, sum(value.size for value in probs.values())
+        )
     for site in probs:
         del params[problem.name(site, "probs")]
     _check_start(problem, params)
     params |= _scales(problem, params)
     programs = _compile(fit_key, problem, params, num_steps)
-    params, gates, losses = _eliminate(fit_key, programs, problem, params, num_weights, step_size=step_size)
+    params, gates, losses = _eliminate(
+        fit_key, programs, problem, params, num_weights, step_size=step_size
+    )
     params |= {problem.name(site, "probs"): gate for site, gate in gates.items()}
     keys = (elbo_key, later_key)
-    fit = finish(keys, tempered, instance, params, losses, args, kwargs=kwargs, num_particles=num_particles)
+    fit = finish(
+        keys,
+        tempered,
+        instance,
+        params,
+        losses,
+        args,
+        kwargs=kwargs,
+        num_particles=num_particles,
+    )
     return fit if num_weights is None else given_size(fit)
 
 
@@ -186,8 +209,13 @@ def _eliminate(
     losses: list[np.ndarray] = []
 
     def descend(params: Params, on: np.ndarray, decay: float = 0.01) -> _Support:
-        gates, key = unravel(jnp.asarray(on, flat.dtype)), jax.random.fold_in(rng_key, len(losses))
-        params, each = programs.descend(params, gates, key, jnp.array([step_size, decay]))
+        gates, key = (
+            unravel(jnp.asarray(on, flat.dtype)),
+            jax.random.fold_in(rng_key, len(losses)),
+        )
+        params, each = programs.descend(
+            params, gates, key, jnp.array([step_size, decay])
+        )
         losses.append(np.asarray(each))
         tail = losses[-1][-max(1, len(each) // 10) :]
         return _Support(-float(np.mean(tail)), params, on, gates)
@@ -202,8 +230,14 @@ def _eliminate(
     best = _Support(-math.inf, params, on, gates)
     for part in range(_NUM_DENSE):
         best = descend(best.params, best.on, 0.01 if part == _NUM_DENSE - 1 else 1.0)
-    share, scores, tried = _SHARE, programs.scores(best.params, best.gates), np.zeros((0, flat.size), bool)
-    while (num_on := int(best.on.sum())) > (num_weights or 0) and len(tried) < _PATIENCE:
+    share, scores, tried = (
+        _SHARE,
+        programs.scores(best.params, best.gates),
+        np.zeros((0, flat.size), bool),
+    )
+    while (num_on := int(best.on.sum())) > (num_weights or 0) and len(
+        tried
+    ) < _PATIENCE:
         most = max(1, int(share * num_on))
         excess = None if num_weights is None else num_on - num_weights
         off = _switch_off(best.on, scores, most, excess, np.sum(tried, axis=0) > 0)
@@ -219,7 +253,11 @@ def _eliminate(
 
 
 def _switch_off(
-    on: np.ndarray, scores: tuple[Array, ...], most: int, excess: int | None, tried: np.ndarray
+    on: np.ndarray,
+    scores: tuple[Array, ...],
+    most: int,
+    excess: int | None,
+    tried: np.ndarray,
 ) -> np.ndarray:
     """Which weights are to go: about ``most``, at least one.
 
@@ -237,7 +275,9 @@ def _switch_off(
     if excess is not None:
         most = min(most, excess)
         groups = np.where(groups.sum(1, keepdims=True) > excess, alone, groups)
-    rank = (groups @ saved - np.where(is_idle, 0.0, loss)) / np.maximum(groups.sum(1), 1)
+    rank = (groups @ saved - np.where(is_idle, 0.0, loss)) / np.maximum(
+        groups.sum(1), 1
+    )
     rank = np.where(tried, np.min(rank) - 1.0, rank)
     off = np.zeros(len(on), bool)
     for j in sorted(np.flatnonzero(on), key=lambda j: -rank[j]):
@@ -258,10 +298,15 @@ def _likelihood(problem: _Problem, params: Params) -> Callable[[Params], Array]:
     def log_lik(values: Params) -> Array:
         seeded = handlers.seed(problem.tempered, jax.random.key(0))
         trace = likelihood.get_trace(
-            handlers.substitute(seeded, {**params, **others, **values}), problem.args, problem.kwargs
+            handlers.substitute(seeded, {**params, **others, **values}),
+            problem.args,
+            problem.kwargs,
         )
         sites = likelihood.likelihood_sites(trace).values()
-        parts = [jnp.sum(likelihood.weight(site) * likelihood.untempered_log_prob(site)) for site in sites]
+        parts = [
+            jnp.sum(likelihood.weight(site) * likelihood.untempered_log_prob(site))
+            for site in sites
+        ]
         return sum(parts, jnp.zeros(()))
 
     return log_lik
@@ -294,27 +339,50 @@ def _scales(problem: _Problem, params: Params) -> Params:
         grad = jax.grad(lambda flat: -log_lik(unravel(flat)))
         basis = jnp.eye(flat.size, dtype=flat.dtype)
         curvature = map_batches(lambda v: v @ hessian_product(grad, flat, v), basis, 16)
-        precision, _ = ravel_pytree({site: prior.scale**-2.0 for site, prior in priors.items()})
-        return unravel(jax.lax.rsqrt(jnp.maximum(jnp.nan_to_num(curvature), 0.0) + precision))
+        precision, _ = ravel_pytree(
+            {site: prior.scale**-2.0 for site, prior in priors.items()}
+        )
+        return unravel(
+            jax.lax.rsqrt(jnp.maximum(jnp.nan_to_num(curvature), 0.0) + precision)
+        )
 
-    return {problem.name(site, "scale"): scale for site, scale in run_program(scales, params).items()}
+    return {
+        problem.name(site, "scale"): scale
+        for site, scale in run_program(scales, params).items()
+    }
 
 
-def _compile(rng_key: Array, problem: _Problem, params: Params, num_steps: int) -> _Programs:
+def _compile(
+    rng_key: Array, problem: _Problem, params: Params, num_steps: int
+) -> _Programs:
     """The programs of a fit."""
     tempered, guide, args, kwargs = problem
     # Of means the scales of their priors, and of scales, by whose softplus they are held, what these start at.
-    units = {problem.name(site, "loc"): prior.scale for site, prior in _priors(problem, params).items()}
+    units = {
+        problem.name(site, "loc"): prior.scale
+        for site, prior in _priors(problem, params).items()
+    }
     units |= {
         problem.name(site, "scale"): jnp.maximum(scale, 1.0)
         for site, scale in problem.values(params, "scale").items()
     }
 
-    def descend(params: Params, gates: Params, key: Array, sizes: Array) -> tuple[Params, Array]:
-        optim = adam_in_units(lambda step: sizes[0] * sizes[1] ** (step / num_steps), units)
-        svi = SVI(tempered, tempered.guide(guide.with_gates(gates)), optim, TraceMeanField_ELBO())
+    def descend(
+        params: Params, gates: Params, key: Array, sizes: Array
+    ) -> tuple[Params, Array]:
+        optim = adam_in_units(
+            lambda step: sizes[0] * sizes[1] ** (step / num_steps), units
+        )
+        svi = SVI(
+            tempered,
+            tempered.guide(guide.with_gates(gates)),
+            optim,
+            TraceMeanField_ELBO(),
+        )
         state = svi.init(key, *args, init_params=params, **kwargs)
-        state, losses = jax.lax.scan(lambda s, _: svi.update(s, *args, **kwargs), state, length=num_steps)
+        state, losses = jax.lax.scan(
+            lambda s, _: svi.update(s, *args, **kwargs), state, length=num_steps
+        )
         return svi.get_params(state), losses
 
     def scores(params: Params, gates: Params) -> tuple[Array, ...]:
@@ -333,13 +401,21 @@ def _compile(rng_key: Array, problem: _Problem, params: Params, num_steps: int) 
             return jnp.zeros((), flat.dtype), jnp.zeros(flat.size, bool)
 
         # One by one, as those that are off already cost nothing then.
-        values, idle = jax.lax.map(lambda j: jax.lax.cond(on[j] > 0, without, nothing, j), jnp.arange(flat.size))
+        values, idle = jax.lax.map(
+            lambda j: jax.lax.cond(on[j] > 0, without, nothing, j),
+            jnp.arange(flat.size),
+        )
         on_slab = {
-            site: spike_slab.kl(SpikeSlab(jnp.ones_like(locs[site]), locs[site], scale), priors[site])
+            site: spike_slab.kl(
+                SpikeSlab(jnp.ones_like(locs[site]), locs[site], scale), priors[site]
+            )
             for site, scale in problem.values(params, "scale").items()
         }
         # Less what a gate costs that is off, infinite where the prior has it on.
-        off = {site: jnp.maximum(jnp.log1p(-prior.probs), -1e8) for site, prior in priors.items()}
+        off = {
+            site: jnp.maximum(jnp.log1p(-prior.probs), -1e8)
+            for site, prior in priors.items()
+        }
         saved = {site: kl + off[site] for site, kl in on_slab.items()}
         return value - values, ravel_pytree(saved)[0], idle, jnp.equal(grad, 0.0)
 

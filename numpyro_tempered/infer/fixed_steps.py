@@ -40,7 +40,9 @@ def adam_in_units(step_size: Callable[[Array], Array], units: Params) -> NumPyro
 
     return NumPyroOptim(
         lambda: (
-            lambda params: init({name: value / units.get(name, 1.0) for name, value in params.items()}),
+            lambda params: init(
+                {name: value / units.get(name, 1.0) for name, value in params.items()}
+            ),
             lambda step, grads, state: update(step, scaled(grads), state),
             lambda state: scaled(get(state)),
         )
@@ -48,7 +50,12 @@ def adam_in_units(step_size: Callable[[Array], Array], units: Params) -> NumPyro
 
 
 def run_steps(
-    svi: SVI, rng_key: Array, num_steps: int, args: tuple, kwargs: dict, progress_bar: bool
+    svi: SVI,
+    rng_key: Array,
+    num_steps: int,
+    args: tuple,
+    kwargs: dict,
+    progress_bar: bool,
 ) -> tuple[Params, np.ndarray]:
     """Parameters after the steps of an SVI, and its losses."""
     if not spans_processes(args, kwargs):
@@ -58,7 +65,9 @@ def run_steps(
     state = svi.init(rng_key, *args, **kwargs)
 
     def steps(state: SVIState) -> tuple[SVIState, Array]:
-        return jax.lax.scan(lambda state, _: svi.update(state, *args, **kwargs), state, length=num_steps)
+        return jax.lax.scan(
+            lambda state, _: svi.update(state, *args, **kwargs), state, length=num_steps
+        )
 
     state, losses = run_program(steps, state)
     return svi.get_params(state), np.asarray(losses)
@@ -69,7 +78,9 @@ def full_size_steps(losses: np.ndarray, optim: object) -> np.ndarray:
 
     The default step size falls to nothing, which stops any descent: convergence is judged before.
     """
-    return losses[: int(CONSTANT * len(losses)) if optim is None else None].astype(np.float64)
+    return losses[: int(CONSTANT * len(losses)) if optim is None else None].astype(
+        np.float64
+    )
 
 
 def late_fall(losses: np.ndarray) -> float:
@@ -87,4 +98,6 @@ def judge_losses(losses: np.ndarray, optim: object) -> Convergence:
     """What the losses of a run tell; ``optim`` is None for the default optimiser."""
     fall = late_fall(full_size_steps(losses, optim))
     nan, rejected = math.nan, int(np.sum(~np.isfinite(losses)))
-    return Convergence(False if fall > 0.0 else None, nan, nan, nan, fall, nan, len(losses), rejected)
+    return Convergence(
+        False if fall > 0.0 else None, nan, nan, nan, fall, nan, len(losses), rejected
+    )

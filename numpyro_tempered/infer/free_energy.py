@@ -99,8 +99,14 @@ def model_objective(
     arrays, structure = separate(args, kwargs)
     predictor = None if expectation is None else expectation.predictor
     with numpyro.validation_enabled(False):
-        priors = closed_priors(model, latents, q, args, kwargs, by_draws=predictor is None)
-    needs_draws = expectation is None or priors.has_factors or len(priors.names) < len(latents.names)
+        priors = closed_priors(
+            model, latents, q, args, kwargs, by_draws=predictor is None
+        )
+    needs_draws = (
+        expectation is None
+        or priors.has_factors
+        or len(priors.names) < len(latents.names)
+    )
     parts, loss, draws = [], None, False
     if expectation is not None:
         if expectation.bind is None:
@@ -109,32 +115,50 @@ def model_objective(
                 "model's likelihood, or nt.descent.objective and minimise for a loss."
             )
         with numpyro.validation_enabled(False):
-            loss = _model_loss(model, latents, q, (args, kwargs), expectation, num_draws)
+            loss = _model_loss(
+                model, latents, q, (args, kwargs), expectation, num_draws
+            )
             check_rows_apart(loss, q.loc, args, kwargs)
         bound = expectation.bind(weigh(loss))
         draws = bound.needs_key
 
-        def expected_loss(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
-            return of_evaluation(q, bound.evaluate(q, *join(data, structure), rng_key=rng_key))
+        def expected_loss(
+            q: Gaussian, data: PyTree, rng_key: Array | None
+        ) -> Derivatives:
+            return of_evaluation(
+                q, bound.evaluate(q, *join(data, structure), rng_key=rng_key)
+            )
 
         parts.append(expected_loss)
     if needs_draws:
-        rest = without(model if expectation is None else temper(model, alpha=0.0), priors.names)
+        rest = without(
+            model if expectation is None else temper(model, alpha=0.0), priors.names
+        )
 
-        def draws_of_the_rest(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
+        def draws_of_the_rest(
+            q: Gaussian, data: PyTree, rng_key: Array | None
+        ) -> Derivatives:
             args, kwargs = join(data, structure)
 
             def potential(theta: Array) -> Array:
-                return potential_energy(rest, args, kwargs, latents.unpack(theta)).astype(theta.dtype)
+                return potential_energy(
+                    rest, args, kwargs, latents.unpack(theta)
+                ).astype(theta.dtype)
 
-            expectation = monte_carlo(potential, num_particles=num_draws, antithetic=True)
+            expectation = monte_carlo(
+                potential, num_particles=num_draws, antithetic=True
+            )
             return of_evaluation(q, expectation.evaluate(q, rng_key=rng_key))
 
         parts.append(draws_of_the_rest)
 
     def evaluate(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
         arrays, term, kinks = data
-        keys = [None] * len(parts) if rng_key is None else list(jax.random.split(rng_key, len(parts)))
+        keys = (
+            [None] * len(parts)
+            if rng_key is None
+            else list(jax.random.split(rng_key, len(parts)))
+        )
         terms = [part(q, arrays, key) for part, key in zip(parts, keys, strict=True)]
         return add([*terms, *priors._replace(term=term, kinks=kinks).derivatives(q)])
 
@@ -146,7 +170,12 @@ def model_objective(
         is_known = (priors.is_smooth or loss.kinks is not None) and priors.is_concave
         exact = affine and is_known and not (needs_draws or draws)
         gaussian = priors.kinks is None and not priors.scalars
-        certified = exact and gaussian and loss.shared is None and _is_convex(loss, q, args, kwargs)
+        certified = (
+            exact
+            and gaussian
+            and loss.shared is None
+            and _is_convex(loss, q, args, kwargs)
+        )
     return FreeEnergy(
         Objective(
             evaluate,
@@ -162,7 +191,9 @@ def model_objective(
 
 def _kl(priors: Priors, q: Gaussian) -> float:
     """KL(q, prior)."""
-    return float(run_program(lambda q: add(priors.derivatives(q)).value - entropy(q), q))
+    return float(
+        run_program(lambda q: add(priors.derivatives(q)).value - entropy(q), q)
+    )
 
 
 def _model_loss(
@@ -178,7 +209,14 @@ def _model_loss(
     integrates = expectation.integrates and num_outputs is None
 
     def of_latents(latents: Latents) -> ModelLoss:
-        return model_loss(model, latents, predictor, num_outputs, prior_factors=True, alone=not integrates)
+        return model_loss(
+            model,
+            latents,
+            predictor,
+            num_outputs,
+            prior_factors=True,
+            alone=not integrates,
+        )
 
     loss = of_latents(latents)
     if loss.predictor is None or not integrates:
@@ -187,8 +225,13 @@ def _model_loss(
     loc = np.asarray(q.loc)
     # One site at a time, as all together are slices of one vector, which a traced program does not tell apart.
     for name, at in latents.places(q.loc.shape[0]).items():
-        losses_at = of_latents(Latents(latents.names, partial(_with_site, values, name))).losses_given_predictor
-        if losses_at is not None and depends_on(lambda s: losses_at(u, s, *data)[0], loc[at]):  # noqa: B023
+        losses_at = of_latents(
+            Latents(latents.names, partial(_with_site, values, name))
+        ).losses_given_predictor
+        if losses_at is None:
+            continue
+        of_site = partial(_first_of, losses_at, u, data)
+        if depends_on(of_site, loc[at]):
             places[name] = at
     if places:
         coordinates = np.concatenate(list(places.values()))
@@ -199,7 +242,13 @@ def _model_loss(
                 "in, or use monte_carlo()."
             )
         loss = loss._replace(shared=shared_nodes(coordinates, num_draws))
-    return loss if _kinks_at_outcomes(loss, u, q.loc, *data) else loss._replace(kinks=None)
+    return (
+        loss if _kinks_at_outcomes(loss, u, q.loc, *data) else loss._replace(kinks=None)
+    )
+
+
+def _first_of(losses: Callable, u: Array, data: tuple, theta: Array) -> Array:
+    return losses(u, theta, *data)[0]
 
 
 def _with_site(values: Params, name: str, flat: Array) -> Params:
@@ -219,13 +268,17 @@ def shared_nodes(coordinates: np.ndarray, num_draws: int) -> Shared:
         return Shared(coordinates, nodes, needs_key=False)
 
     def draws(rng_key: Array | None) -> tuple[Array, Array]:
-        half = jax.random.normal(require_key("shared latents", rng_key), (num_draws // 2, m))
+        half = jax.random.normal(
+            require_key("shared latents", rng_key), (num_draws // 2, m)
+        )
         return jnp.concatenate([half, -half]), jnp.full((num_draws,), 1.0 / num_draws)
 
     return Shared(coordinates, draws, needs_key=True)
 
 
-def _kinks_at_outcomes(loss: ModelLoss, u: Array, theta: Array, args: tuple, kwargs: dict) -> bool:
+def _kinks_at_outcomes(
+    loss: ModelLoss, u: Array, theta: Array, args: tuple, kwargs: dict
+) -> bool:
     """Whether all kinks of the losses are where the predictor is the outcome."""
     if loss.kinks is None:
         return False
@@ -240,7 +293,10 @@ def _kinks_at_outcomes(loss: ModelLoss, u: Array, theta: Array, args: tuple, kwa
         return False
     if depends_on(lambda theta: locations(u, theta)[rows], theta):
         return False
-    return all(bool(np.all(to_host(locations(at, theta))[rows] == to_host(at))) for at in (u, u + 1.0))
+    return all(
+        bool(np.all(to_host(locations(at, theta))[rows] == to_host(at)))
+        for at in (u, u + 1.0)
+    )
 
 
 def _is_affine(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
@@ -266,17 +322,25 @@ def _is_convex(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
         return jax.jvp(slopes, (at,), (jnp.ones_like(at),))[1]
 
     # Off the kinks that a loss may have at whole numbers, and around each predictor in any unit.
-    wide = np.concatenate([np.linspace(-50.0, 50.0, 101), np.linspace(-5.0, 5.0, 101)]) + 0.013
+    wide = (
+        np.concatenate([np.linspace(-50.0, 50.0, 101), np.linspace(-5.0, 5.0, 101)])
+        + 0.013
+    )
     near = np.geomspace(1e-6, 1e6, 81)
     offsets = np.concatenate([wide, -near, near]).astype(u.dtype)
     is_near = np.arange(len(offsets)) >= len(wide)
 
     def is_convex(u: Array) -> Array:
-        def step(extremes: tuple[Array, Array], point: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        def step(
+            extremes: tuple[Array, Array], point: tuple[Array, Array]
+        ) -> tuple[tuple[Array, Array], None]:
             offset, near = point
             value = curvature(jnp.where(near, u, 0.0) + offset)
             value = jnp.where(jnp.isfinite(value), value, 0.0)
-            return (jnp.minimum(extremes[0], value), jnp.maximum(extremes[1], jnp.abs(value))), None
+            return (
+                jnp.minimum(extremes[0], value),
+                jnp.maximum(extremes[1], jnp.abs(value)),
+            ), None
 
         # The rows stay where they are: no value of a row comes to the host.
         zeros = jnp.zeros_like(u)
@@ -293,12 +357,16 @@ def weigh(model: ModelLoss) -> ModelLoss:
     def weighted(losses_and_weights: tuple[Array, Array]) -> tuple[Array, Array]:
         losses, weights = losses_and_weights
         # A power of 0 takes a loss out, an infinite one too.
-        return jnp.where(weights == 0, 0.0, losses * weights).astype(losses.dtype), jnp.ones_like(losses)
+        return jnp.where(weights == 0, 0.0, losses * weights).astype(
+            losses.dtype
+        ), jnp.ones_like(losses)
 
     losses_given = model.losses_given_predictor
     return model._replace(
         losses=lambda theta, *data: weighted(model.losses(theta, *data)),
         losses_given_predictor=(
-            None if losses_given is None else lambda u, theta, *data: weighted(losses_given(u, theta, *data))
+            None
+            if losses_given is None
+            else lambda u, theta, *data: weighted(losses_given(u, theta, *data))
         ),
     )

@@ -135,14 +135,28 @@ def fit_gaussian(
     """
     alpha = check_alpha(alpha)
     coords = axis_labels((args, kwargs))
-    options = {"alpha": alpha, "tolerance": tolerance, "max_evaluations": max_evaluations, "num_draws": num_draws}
-    options |= {"num_components": num_components, "num_restarts": num_restarts, "num_particles": num_particles}
-    args, kwargs = check_call(fit_gaussian, rng_key, model, guide, args, kwargs, **options)
+    options = {
+        "alpha": alpha,
+        "tolerance": tolerance,
+        "max_evaluations": max_evaluations,
+        "num_draws": num_draws,
+    }
+    options |= {
+        "num_components": num_components,
+        "num_restarts": num_restarts,
+        "num_particles": num_particles,
+    }
+    args, kwargs = check_call(
+        fit_gaussian, rng_key, model, guide, args, kwargs, **options
+    )
     guide_key, run_key, elbo_key, later_key = jax.random.split(rng_key, 4)
     check_count(num_particles, "num_particles", 2)
     tempered = temper(model, alpha=alpha)
     check_restarts(guide, num_restarts)
-    guide_keys = [guide_key, *(jax.random.split(guide_key, num_restarts - 1) if num_restarts > 1 else ())]
+    guide_keys = [
+        guide_key,
+        *(jax.random.split(guide_key, num_restarts - 1) if num_restarts > 1 else ()),
+    ]
     guides = [(key, build_guide(guide, model, tempered, alpha)) for key in guide_keys]
     is_single = check_count(num_components, "num_components", 1) == 1
     usual = _ONE_GAUSSIAN if is_single else _MIXTURE
@@ -153,20 +167,31 @@ def fit_gaussian(
     )
     energy = None
     if is_single:
-        runs, energy = _gaussians(run_key, tempered, guides, (args, kwargs), (method, expectation), limits)
+        runs, energy = _gaussians(
+            run_key, tempered, guides, (args, kwargs), (method, expectation), limits
+        )
     else:
         _refuse(num_components, method=method, expectation=expectation)
         runs = _each(
             lambda keyed: fit_mixture(
-                run_key, tempered, keyed, (args, kwargs), num_components, **limits._asdict()
+                run_key,
+                tempered,
+                keyed,
+                (args, kwargs),
+                num_components,
+                **limits._asdict(),
             ),
             guides,
         )
     result, instance, params = max(runs, key=lambda run: float(run[0].elbo))
-    result = result._replace(optima=distinct([float(run[0].elbo) for run in runs], APART))
+    result = result._replace(
+        optima=distinct([float(run[0].elbo) for run in runs], APART)
+    )
     used = int(result.num_evaluations)
     # On the host, as a slice on the device compiles for each number of evaluations.
-    result = result._replace(trace=jax.tree.map(lambda c: np.asarray(c)[:used], result.trace))
+    result = result._replace(
+        trace=jax.tree.map(lambda c: np.asarray(c)[:used], result.trace)
+    )
     by_draws = energy is None or energy.objective.needs_key
     warn_unless_converged(result, limits.tolerance, by_draws=by_draws)
     losses = -np.asarray(result.trace.elbo)[np.asarray(result.trace.accepted)]
@@ -179,10 +204,16 @@ def fit_gaussian(
         args,
         kwargs=kwargs,
         num_particles=num_particles,
-        known_elbo=energy and partial(quadrature_elbo, result.elbo, result.posterior, energy),
+        known_elbo=energy
+        and partial(quadrature_elbo, result.elbo, result.posterior, energy),
     )
     draws = (limits.num_draws or NUM_NODES) if by_draws else None
-    if warn_of_mismatch(float(result.elbo), fit, draws, linearised=energy is not None and energy.linearised):
+    if warn_of_mismatch(
+        float(result.elbo),
+        fit,
+        draws,
+        linearised=energy is not None and energy.linearised,
+    ):
         # What was maximised is not the ELBO, wherever it is stationary.
         result = result._replace(converged=jnp.zeros_like(result.converged))
     return fit._replace(convergence=result, coords=coords or None)
@@ -213,7 +244,9 @@ def _gaussians(
         raise ValueError(f"num_draws must be even, got {num_draws}.")
     starts = [read_guide(key, each, *data) for key, each in guides]
     first, latents, _ = starts[0]
-    energy = model_objective(tempered, latents, first, *data, expectation=expectation, num_draws=num_draws)
+    energy = model_objective(
+        tempered, latents, first, *data, expectation=expectation, num_draws=num_draws
+    )
 
     # The same draws for all: they compare.
     def run(start: tuple) -> _Run:
@@ -262,12 +295,16 @@ def _refuse(num_components: int, **options: object) -> None:
             )
 
 
-def quadrature_elbo(elbo: Array, q: Gaussian, energy: FreeEnergy, alpha: object) -> TemperedELBO | None:
+def quadrature_elbo(
+    elbo: Array, q: Gaussian, energy: FreeEnergy, alpha: object
+) -> TemperedELBO | None:
     """The ELBO of q by the objective, with its parts where it is known without draws; None elsewhere.
 
     The untempered expected log-likelihood follows from the tempered one where all data have one power above 0.
     """
-    if energy.kl is None or not (energy.objective.exact and isinstance(alpha, float) and alpha > 0.0):
+    if energy.kl is None or not (
+        energy.objective.exact and isinstance(alpha, float) and alpha > 0.0
+    ):
         return None
     value, kl = float(elbo), energy.kl(q)
     return TemperedELBO(value, 0.0, (value + kl) / alpha, kl)
@@ -277,7 +314,11 @@ def warn_unless_converged(result: Result, tolerance: float, *, by_draws: bool) -
     """Warn of a run that ended before it was stationary, with the reason and what helps against it."""
     if not bool(result.converged):
         advice = "a larger tolerance (float32 resolves about 1e-7 of the ELBO), or another start"
-        advice = f"more max_evaluations, {advice}" if int(result.status) == RUNNING else advice
+        advice = (
+            f"more max_evaluations, {advice}"
+            if int(result.status) == RUNNING
+            else advice
+        )
         advice = f"more num_draws, {advice}" if by_draws else advice
         warn_caller(
             f"the fit ended after {int(result.num_evaluations)} evaluations with a stationarity of "
@@ -287,7 +328,9 @@ def warn_unless_converged(result: Result, tolerance: float, *, by_draws: bool) -
         )
 
 
-def warn_of_mismatch(elbo: float, fit: TemperedFit, num_draws: int | None, linearised: bool) -> bool:
+def warn_of_mismatch(
+    elbo: float, fit: TemperedFit, num_draws: int | None, linearised: bool
+) -> bool:
     """Warn where the maximised ELBO is not that of fresh draws; whether it did."""
     value, se = fit.elbo.value, fit.elbo.se
     if linearised:
@@ -299,9 +342,15 @@ def warn_of_mismatch(elbo: float, fit: TemperedFit, num_draws: int | None, linea
         )
     else:
         # The maximised value has the noise of its draws, and is the best of them.
-        noise = 0.0 if num_draws is None else 1.0 + 5.0 * se * np.sqrt(NUM_PARTICLES / num_draws)
+        noise = (
+            0.0
+            if num_draws is None
+            else 1.0 + 5.0 * se * np.sqrt(NUM_PARTICLES / num_draws)
+        )
         mismatch = abs(elbo - value) > 0.5 + 5.0 * se + noise
-        nodes = "more num_nodes of gauss_hermite" if num_draws is None else "more num_draws"
+        nodes = (
+            "more num_nodes of gauss_hermite" if num_draws is None else "more num_draws"
+        )
         advice = f"Take {nodes}, or another start."
     mismatch = mismatch or not (math.isfinite(value) and math.isfinite(se))
     if mismatch:

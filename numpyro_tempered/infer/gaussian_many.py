@@ -47,7 +47,9 @@ class GaussianSettler(NamedTuple):
         starts = ends
         if starts is None:
             size = len(inputs[0])
-            starts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), self.start)
+            starts = jax.tree.map(
+                lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), self.start
+            )
 
         def fit_one(inputs: tuple, start: Gaussian, key: Array) -> Result:
             data = (tuple(jax.tree.leaves(inputs)) + tuple(arrays[num:]), *rest)
@@ -61,12 +63,22 @@ class GaussianSettler(NamedTuple):
 
         keys, axis = rng_key, None
         if self.batch.is_numbered:
-            keys, axis = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng_key, inputs[0]), 0
-        results = run_program(jax.vmap(fit_one, in_axes=(0, 0, axis)), inputs, starts, keys)
+            keys, axis = (
+                jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng_key, inputs[0]),
+                0,
+            )
+        results = run_program(
+            jax.vmap(fit_one, in_axes=(0, 0, axis)), inputs, starts, keys
+        )
         results = jax.tree.map(np.asarray, results)
         results = results._replace(converged=results.stationarity <= self.tolerance)
-        evidence = [_cut(jax.tree.map(lambda leaf, k=k: leaf[k], results)) for k in range(len(inputs[0]))]
-        losses = np.where(results.trace.accepted, -results.trace.elbo, np.nan).astype(np.float64)
+        evidence = [
+            _cut(jax.tree.map(lambda leaf, k=k: leaf[k], results))
+            for k in range(len(inputs[0]))
+        ]
+        losses = np.where(results.trace.accepted, -results.trace.elbo, np.nan).astype(
+            np.float64
+        )
         params = self.params_of((), results.posterior)
         return Fitted(params, losses, evidence, results.posterior)
 
@@ -109,15 +121,21 @@ def gaussian_settler(
 
     data = (jax.tree.map(lambda part: part[-1], inputs), *args)
     tempered = temper(model, 1.0)
-    energy = model_objective(tempered, latents, q, data, kwargs, expectation=expectation, num_draws=NUM_DRAWS)
+    energy = model_objective(
+        tempered, latents, q, data, kwargs, expectation=expectation, num_draws=NUM_DRAWS
+    )
 
     def params_of(axes: PyTree, posteriors: Gaussian) -> dict:
         return run_program(jax.vmap(to_params), posteriors)
 
-    return GaussianSettler(q, energy.objective, params_of, tolerance, max_evaluations, batch)
+    return GaussianSettler(
+        q, energy.objective, params_of, tolerance, max_evaluations, batch
+    )
 
 
 def _cut(result: Result) -> Result:
     """A result with the evaluations that were made."""
     used = int(result.num_evaluations)
-    return result._replace(trace=jax.tree.map(lambda column: column[:used], result.trace))
+    return result._replace(
+        trace=jax.tree.map(lambda column: column[:used], result.trace)
+    )

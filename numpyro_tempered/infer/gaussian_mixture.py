@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoGuide,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.checks import check_count
@@ -26,7 +31,13 @@ from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.coordinates import MAX_LATENTS
 from numpyro_tempered.infer.flat_gaussian import flat_latents, params_at_start
 from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
-from numpyro_tempered.infer.modes import Modes, find_modes, mixture_at, prior_draw, starting_points
+from numpyro_tempered.infer.modes import (
+    Modes,
+    find_modes,
+    mixture_at,
+    prior_draw,
+    starting_points,
+)
 from numpyro_tempered.infer.online_checks import trace_unconstrained
 from numpyro_tempered.infer.priors import Latents, check_supports, check_trace
 
@@ -72,39 +83,64 @@ def fit_mixture(
     """
     (args, kwargs), (guide_key, form) = data, guide
     mixture = _guide_like(form, num_components)
-    start, latents = params_at_start(guide_key, mixture, args, kwargs), flat_latents(mixture)
+    start, latents = (
+        params_at_start(guide_key, mixture, args, kwargs),
+        flat_latents(mixture),
+    )
     # All components start alike.
     single = jax.tree.map(lambda leaf: leaf[:1], mixture.from_params(start))
     (d,), diagonal = single.loc.shape[1:], mixture.diagonal
     if d > MAX_LATENTS:
-        raise ValueError(f"a mixture of Gaussians takes up to {MAX_LATENTS} latents, got {d}: use fit_svi.")
+        raise ValueError(
+            f"a mixture of Gaussians takes up to {MAX_LATENTS} latents, got {d}: use fit_svi."
+        )
     _check_model(model, latents, single.loc[0], args, kwargs)
     num = _check_draws(num_draws, d, diagonal=diagonal)
     arrays, structure = separate(args, kwargs)
 
     def potential(theta: Array, arrays: PyTree) -> Array:
         args, kwargs = join(arrays, structure)
-        return potential_energy(model, args, kwargs, latents.unpack(theta)).astype(theta.dtype)
+        return potential_energy(model, args, kwargs, latents.unpack(theta)).astype(
+            theta.dtype
+        )
 
-    seed = int(np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel()).integers(2**31))
-    run = partial(minimise_mixture, potential, data=arrays, tolerance=tolerance, max_evaluations=max_evaluations)
+    seed = int(
+        np.random.default_rng(
+            np.asarray(jax.random.key_data(rng_key)).ravel()
+        ).integers(2**31)
+    )
+    run = partial(
+        minimise_mixture,
+        potential,
+        data=arrays,
+        tolerance=tolerance,
+        max_evaluations=max_evaluations,
+    )
     noise = normal_nodes(seed, num, d, diagonal=diagonal)
     num_points = _NUM_POINTS + _POINTS_EACH * num_components
     places = latents.places(d)
 
     def flatten(values: Params) -> Array:
         return sum(
-            (jnp.zeros(d).at[at].set(jnp.ravel(values[name])) for name, at in places.items()), jnp.zeros(d)
+            (
+                jnp.zeros(d).at[at].set(jnp.ravel(values[name]))
+                for name, at in places.items()
+            ),
+            jnp.zeros(d),
         )
 
-    points = starting_points(rng_key, prior_draw(model, args, kwargs, flatten), single.loc[0], num_points)
+    points = starting_points(
+        rng_key, prior_draw(model, args, kwargs, flatten), single.loc[0], num_points
+    )
     with numpyro.validation_enabled(False):
         modes = find_modes(potential, points, arrays)
         if not len(modes.mass):
             modes = _as_modes(_mixture(run(single, noise)))
         result = run(mixture_at(modes, num_components, seed, diagonal=diagonal), noise)
         more = normal_nodes(seed + 1, max(_NUM_WEIGHING, num), d, diagonal=diagonal)
-        result = result._replace(posterior=reweigh(potential, _mixture(result), more, arrays))
+        result = result._replace(
+            posterior=reweigh(potential, _mixture(result), more, arrays)
+        )
     _warn_of_modes(modes, num_components)
     return result, mixture, mixture.to_params(_mixture(result))
 
@@ -128,10 +164,14 @@ def _guide_like(form: Guide, num_components: int) -> AutoGaussianMixture:
             f"(the class, or a callable from model to one) for the form of components, got {type(form).__name__}."
         )
     options = {"prefix": form.prefix, "init_loc_fn": form.init_loc_fn}
-    return AutoGaussianMixture(form.model, num_components=num_components, diagonal=not is_full, **options)
+    return AutoGaussianMixture(
+        form.model, num_components=num_components, diagonal=not is_full, **options
+    )
 
 
-def _check_model(model: temper, latents: Latents, at: Array, args: tuple, kwargs: dict) -> None:
+def _check_model(
+    model: temper, latents: Latents, at: Array, args: tuple, kwargs: dict
+) -> None:
     def trace_at(flat: Array) -> Trace:
         with handlers.block(), likelihood.refuse_subsampling():
             return trace_unconstrained(model, latents.unpack(flat), args, kwargs)
@@ -146,7 +186,11 @@ def _check_draws(num_draws: int | None, d: int, *, diagonal: bool) -> int:
     """The points for a component."""
     least = 2 if diagonal else _LEAST_EACH * d
     if num_draws is None:
-        return NUM_NODES if diagonal else max(NUM_NODES, 1 << (_NODES_EACH * d - 1).bit_length())
+        return (
+            NUM_NODES
+            if diagonal
+            else max(NUM_NODES, 1 << (_NODES_EACH * d - 1).bit_length())
+        )
     if check_count(num_draws, "num_draws", 2) % 2 or num_draws < least:
         raise ValueError(
             f"num_draws must be even and at least {least} for components of {d} latents, got {num_draws}: fewer "
@@ -158,7 +202,12 @@ def _check_draws(num_draws: int | None, d: int, *, diagonal: bool) -> int:
 def _as_modes(q: GaussianMixture) -> Modes:
     """Components in the place of modes, where the density has none, as in centred hierarchies."""
     roots = jax.vmap(dense)(q.root)
-    return Modes(np.asarray(q.loc), np.asarray(roots), np.exp(np.asarray(q.logits, np.float64)), math.nan)
+    return Modes(
+        np.asarray(q.loc),
+        np.asarray(roots),
+        np.exp(np.asarray(q.logits, np.float64)),
+        math.nan,
+    )
 
 
 def _warn_of_modes(modes: Modes, num_components: int) -> None:

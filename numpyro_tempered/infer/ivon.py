@@ -95,7 +95,9 @@ class IVON(NumPyroOptim):
 
         def init(params: Params) -> tuple[Params, IvonState, Params]:
             mean, empty = _split(params)
-            precision = {name: transform(params[_scale_of(name)]) ** -2.0 for name in mean}
+            precision = {
+                name: transform(params[_scale_of(name)]) ** -2.0 for name in mean
+            }
             return mean, ivon.start(mean, precision), empty
 
         def update(
@@ -112,7 +114,10 @@ class IVON(NumPyroOptim):
                 _, slope = jax.jvp(transform, (at,), (jnp.ones_like(at),))
                 return 1.0 + scale * grads[_scale_of(name)] / slope
 
-            products = {name: product(name, precision) for name, precision in inner.precision.items()}
+            products = {
+                name: product(name, precision)
+                for name, precision in inner.precision.items()
+            }
             rate = _growing_window(guide, count) if b2 is None else ivon.at(b2, count)
             direction, inner = ivon.step(
                 Estimate({name: grads[name] for name in mean}, products),
@@ -124,18 +129,26 @@ class IVON(NumPyroOptim):
                 clip_change=CHANGE,
             )
             size = ivon.at(step_size, count)
-            mean = jax.tree.map(lambda m, d: m - (size * d).astype(m.dtype), mean, direction)
+            mean = jax.tree.map(
+                lambda m, d: m - (size * d).astype(m.dtype), mean, direction
+            )
             return mean, inner, empty
 
         def get_params(state: tuple[Params, IvonState, Params]) -> Params:
             mean, inner, empty = state
-            scales = {_scale_of(k): transform.inv(jax.lax.rsqrt(p)) for k, p in inner.precision.items()}
+            scales = {
+                _scale_of(k): transform.inv(jax.lax.rsqrt(p))
+                for k, p in inner.precision.items()
+            }
             return {**mean, **scales, **empty}
 
         super().__init__(lambda *fns: fns, init, update, get_params)
 
     def eval_and_update(
-        self, fn: Callable[[Params], tuple], state: tuple, forward_mode_differentiation: bool = False
+        self,
+        fn: Callable[[Params], tuple],
+        state: tuple,
+        forward_mode_differentiation: bool = False,
     ) -> tuple[tuple, tuple]:
         """A step on an objective, which must hold the prior: for SVI.
 
@@ -148,7 +161,10 @@ class IVON(NumPyroOptim):
             return super().eval_and_update(fn, state, forward_mode_differentiation)
 
     def eval_and_stable_update(
-        self, fn: Callable[[Params], tuple], state: tuple, forward_mode_differentiation: bool = False
+        self,
+        fn: Callable[[Params], tuple],
+        state: tuple,
+        forward_mode_differentiation: bool = False,
     ) -> tuple[tuple, tuple]:
         """The same for ``SVI.stable_update``.
 
@@ -158,7 +174,9 @@ class IVON(NumPyroOptim):
         """
         _refuse_high_orders(fn)
         with refuse_expected_nll("IVON"):
-            return super().eval_and_stable_update(fn, state, forward_mode_differentiation)
+            return super().eval_and_stable_update(
+                fn, state, forward_mode_differentiation
+            )
 
 
 def _refuse_high_orders(objective: Callable[..., object]) -> None:
@@ -188,8 +206,16 @@ def _split(params: Params) -> tuple[Params, Params]:
     Raises:
         ValueError: If there are others.
     """
-    mean = {name: params[name] for name in params if name.endswith("_loc") and _scale_of(name) in params}
-    rest = {name: params[name] for name in params if name not in mean and name not in map(_scale_of, mean)}
+    mean = {
+        name: params[name]
+        for name in params
+        if name.endswith("_loc") and _scale_of(name) in params
+    }
+    rest = {
+        name: params[name]
+        for name in params
+        if name not in mean and name not in map(_scale_of, mean)
+    }
     if others := sorted(name for name, value in rest.items() if jax.tree.leaves(value)):
         raise ValueError(
             "IVON steps means and standard deviations of the guide's Normals, model or guide have also params "
@@ -206,5 +232,9 @@ def _growing_window(guide: AutoGuide, count: Array) -> Array:
 
 def _steps_of_a_pass(guide: AutoGuide) -> float:
     """How many subsamples the largest subsampling plate of the guide's model takes for all its data."""
-    plates = (site["args"] for site in guide.prototype_trace.values() if site["type"] == "plate")
+    plates = (
+        site["args"]
+        for site in guide.prototype_trace.values()
+        if site["type"] == "plate"
+    )
     return max((size / (subsample or size) for size, subsample in plates), default=1.0)

@@ -42,7 +42,9 @@ from numpyro_tempered.infer.svi import TemperedFit, finish
 MAX_LATENTS = 500
 # In nats: the means are off by a standard deviation of the response.
 MAX_GAP = 0.5
-_FULL = AutoMultivariateNormal | AutoLowRankMultivariateNormal | AutoLaplaceApproximation
+_FULL = (
+    AutoMultivariateNormal | AutoLowRankMultivariateNormal | AutoLaplaceApproximation
+)
 
 
 @key_first
@@ -117,7 +119,9 @@ def linear_response(
         raise ValueError(f"num_draws must be even, got {num_draws}.")
     check_count(num_particles, "num_particles", 2)
     if expectation is not None:
-        check_record(expectation, "expectation", Expectation, 'gauss_hermite(predictor="eta")')
+        check_record(
+            expectation, "expectation", Expectation, 'gauss_hermite(predictor="eta")'
+        )
     mean_field, sites = read_fit(fit)
     _check_fit(fit, mean_field)
     guide_key, draw_key, elbo_key, later_key = jax.random.split(rng_key, 4)
@@ -126,11 +130,17 @@ def linear_response(
     args, kwargs = fit.args, fit.kwargs
     medians = mean_field_guide.median(fit.params)
     # The guide keeps these, and may have computed deterministic sites of the size of the data.
-    start = init_to_value(values={name: medians[name] for name in sites.places(mean_field.loc.shape[0])})
-    guide = AutoMultivariateNormal(model, prefix=mean_field_guide.prefix, init_loc_fn=start)
+    start = init_to_value(
+        values={name: medians[name] for name in sites.places(mean_field.loc.shape[0])}
+    )
+    guide = AutoMultivariateNormal(
+        model, prefix=mean_field_guide.prefix, init_loc_fn=start
+    )
     _, latents, to_params = read_guide(guide_key, guide, args, kwargs)
     q = _in_order_of(latents, mean_field, sites)
-    energy = model_objective(model, latents, q, args, kwargs, expectation=expectation, num_draws=num_draws)
+    energy = model_objective(
+        model, latents, q, args, kwargs, expectation=expectation, num_draws=num_draws
+    )
     if expectation is not None and energy.linearised:
         raise ValueError(
             f"predictor {expectation.predictor!r} is not affine in the latents, and the response of its "
@@ -139,7 +149,9 @@ def linear_response(
     response = respond(energy.objective, q, draw_key, num_draws)
     _check_response(response, latents, q.loc.dtype, by_draws=energy.objective.needs_key)
     root = response.root()
-    normal = FullRank(q.loc, jnp.asarray(np.asarray(q.scale)[:, None] * root, q.loc.dtype))
+    normal = FullRank(
+        q.loc, jnp.asarray(np.asarray(q.scale)[:, None] * root, q.loc.dtype)
+    )
     result = finish(
         (elbo_key, later_key),
         model,
@@ -154,7 +166,10 @@ def linear_response(
     _warn_if_worse(fit.elbo, result.elbo)
     ratios = np.sqrt(np.sum(np.square(root), axis=1))
     evidence = LinearResponse(
-        fit.converged, response.gap, float(response.eigenvalues[0]), (float(ratios.min()), float(ratios.max()))
+        fit.converged,
+        response.gap,
+        float(response.eigenvalues[0]),
+        (float(ratios.min()), float(ratios.max())),
     )
     return result._replace(convergence=evidence, coords=fit.coords)
 
@@ -203,7 +218,9 @@ def _known_elbo(energy: FreeEnergy, q: FullRank, alpha: object) -> TemperedELBO 
         return entropy(q) - energy.objective.evaluate(q, data, None).value
 
     data = energy.objective.data
-    return quadrature_elbo(run_program(trace_once(elbo, q, data), q, data), q, energy, alpha)
+    return quadrature_elbo(
+        run_program(trace_once(elbo, q, data), q, data), q, energy, alpha
+    )
 
 
 def _warn_if_worse(fit: TemperedELBO, response: TemperedELBO) -> None:
@@ -256,7 +273,9 @@ def _in_order_of(latents: Latents, q: MeanField, sites: Latents) -> MeanField:
     return MeanField(*(jax.device_put(np.asarray(leaf)[order]) for leaf in q))
 
 
-def _check_response(response: Response, latents: Latents, dtype: jnp.dtype, *, by_draws: bool) -> None:
+def _check_response(
+    response: Response, latents: Latents, dtype: jnp.dtype, *, by_draws: bool
+) -> None:
     """Refuse a point that is no optimum.
 
     Raises:

@@ -66,16 +66,28 @@ def find_mode(f: Callable[[Array], Array], start: Array) -> Mode:
     def at(theta: Array) -> _Point:
         value, grad = jax.value_and_grad(f)(theta)
         basis = jnp.eye(theta.shape[0], dtype=theta.dtype)
-        hessian = map_batches(lambda v: hessian_product(jax.grad(f), theta, v), basis, 32)
+        hessian = map_batches(
+            lambda v: hessian_product(jax.grad(f), theta, v), basis, 32
+        )
         hessian = 0.5 * (hessian + hessian.T)
-        scale = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(hessian)), jnp.finfo(theta.dtype).tiny))
+        scale = jnp.sqrt(
+            jnp.maximum(jnp.abs(jnp.diagonal(hessian)), jnp.finfo(theta.dtype).tiny)
+        )
         values, vectors = jnp.linalg.eigh(hessian / scale / scale[:, None])
         in_basis = matmul(vectors.T, grad / scale)
-        direction = matmul(vectors, in_basis / jnp.maximum(jnp.abs(values), FLOOR)) / scale
+        direction = (
+            matmul(vectors, in_basis / jnp.maximum(jnp.abs(values), FLOOR)) / scale
+        )
         finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(direction))
         decrement = jnp.where(finite, 0.5 * jnp.sum(grad * direction), jnp.inf)
         return _Point(
-            theta, jnp.where(finite, value, jnp.inf), direction, decrement, 1.0 / scale, values, vectors
+            theta,
+            jnp.where(finite, value, jnp.inf),
+            direction,
+            decrement,
+            1.0 / scale,
+            values,
+            vectors,
         )
 
     def advance(carry: tuple[_Point, Array, Array]) -> tuple[_Point, Array, Array]:
@@ -96,7 +108,9 @@ def find_mode(f: Callable[[Array], Array], start: Array) -> Mode:
         size, value = jax.lax.while_loop(fails, halve, begin)
         lost = ~jnp.isfinite(value) | (size <= _MIN_SIZE)
         new = at(jnp.where(lost, point.theta, point.theta - size * point.direction))
-        is_rounding = (point.decrement <= SMALL) & ~(new.decrement <= 0.25 * point.decrement)
+        is_rounding = (point.decrement <= SMALL) & ~(
+            new.decrement <= 0.25 * point.decrement
+        )
         return new, number + 1, lost | ~jnp.isfinite(new.value) | is_rounding
 
     def running(carry: tuple[_Point, Array, Array]) -> Array:
@@ -105,11 +119,18 @@ def find_mode(f: Callable[[Array], Array], start: Array) -> Mode:
 
     # The loop's first round evaluates the start, after a step of length zero: f is compiled once, not twice.
     zeros, eye = jnp.zeros_like(start), jnp.eye(start.shape[0], dtype=start.dtype)
-    inf, largest = jnp.array(jnp.inf, start.dtype), jnp.array(jnp.finfo(start.dtype).max)
+    inf, largest = (
+        jnp.array(jnp.inf, start.dtype),
+        jnp.array(jnp.finfo(start.dtype).max),
+    )
     before = _Point(start, inf, zeros, largest, zeros, zeros, eye)
     carry = (before, jnp.array(-1, jnp.int32), jnp.zeros((), bool))
     point, number, _ = jax.lax.while_loop(running, advance, carry)
     least = 10.0 * point.theta.shape[0] * jnp.finfo(point.theta.dtype).eps
-    root = point.scale[:, None] * point.vectors / jnp.sqrt(jnp.maximum(point.values, least))
+    root = (
+        point.scale[:, None]
+        * point.vectors
+        / jnp.sqrt(jnp.maximum(point.values, least))
+    )
     is_mode = (point.values[0] > 0.0) & (point.decrement <= NEAR)
     return Mode(point.theta, root, point.scale, is_mode, number)

@@ -40,7 +40,9 @@ class Modes(NamedTuple):
     log_mass: float
 
 
-def starting_points(rng_key: Array, draw: Callable[[Array], Array], start: Array, num: int) -> np.ndarray:
+def starting_points(
+    rng_key: Array, draw: Callable[[Array], Array], start: Array, num: int
+) -> np.ndarray:
     """Points ``(num, d)`` from which modes are looked for.
 
     ``start``, then as many draws of the prior as of the box of half-width 2 on the unconstrained scale; of the
@@ -59,12 +61,16 @@ def starting_points(rng_key: Array, draw: Callable[[Array], Array], start: Array
 
     def both(key: Array) -> tuple[Array, Array]:
         prior_key, box_key = jax.random.split(key)
-        return in_box(box_key), jax.vmap(draw)(jax.random.split(prior_key, half)).astype(start.dtype)
+        return in_box(box_key), jax.vmap(draw)(
+            jax.random.split(prior_key, half)
+        ).astype(start.dtype)
 
     with handlers.block(), numpyro.validation_enabled(False):
         try:
             box, prior = run_program(both, rng_key)
-        except Exception:  # of a prior that cannot be sampled: distributions raise what they like
+        except (
+            Exception
+        ):  # of a prior that cannot be sampled: distributions raise what they like
             box = prior = run_program(in_box, rng_key)
     points = np.array(box)
     finite = np.all(np.isfinite(prior[:half]), axis=1, keepdims=True)
@@ -74,7 +80,10 @@ def starting_points(rng_key: Array, draw: Callable[[Array], Array], start: Array
 
 
 def prior_draw(
-    model: Model, args: tuple, kwargs: dict, flatten: Callable[[dict[str, Array]], Array]
+    model: Model,
+    args: tuple,
+    kwargs: dict,
+    flatten: Callable[[dict[str, Array]], Array],
 ) -> Callable[[Array], Array]:
     """From a key to a draw of a model's prior, flat, unconstrained.
 
@@ -86,13 +95,22 @@ def prior_draw(
     """
 
     def draw(key: Array) -> Array:
-        sites = latent_sites(handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs))
-        return flatten({name: biject_to(site["fn"].support).inv(site["value"]) for name, site in sites.items()})
+        sites = latent_sites(
+            handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+        )
+        return flatten(
+            {
+                name: biject_to(site["fn"].support).inv(site["value"])
+                for name, site in sites.items()
+            }
+        )
 
     return draw
 
 
-def find_modes(potential: Callable[[Array, PyTree], Array], points: np.ndarray, data: PyTree) -> Modes:
+def find_modes(
+    potential: Callable[[Array, PyTree], Array], points: np.ndarray, data: PyTree
+) -> Modes:
     """The distinct modes that Newton's method reaches from many points; there may be none."""
 
     def climb(points: Array, data: PyTree) -> tuple[Array, ...]:
@@ -101,11 +119,15 @@ def find_modes(potential: Callable[[Array, PyTree], Array], points: np.ndarray, 
         modes = jax.lax.map(partial(find_mode, f), points)
         return modes.loc, modes.root, modes.is_mode, jax.vmap(f)(modes.loc)
 
-    loc, root, is_mode, f = (np.asarray(part) for part in run_program(climb, points, data))
+    loc, root, is_mode, f = (
+        np.asarray(part) for part in run_program(climb, points, data)
+    )
     return distinct_modes(loc, root, f, is_mode)
 
 
-def distinct_modes(loc: np.ndarray, root: np.ndarray, f: np.ndarray, is_mode: np.ndarray) -> Modes:
+def distinct_modes(
+    loc: np.ndarray, root: np.ndarray, f: np.ndarray, is_mode: np.ndarray
+) -> Modes:
     """Those of points ``(S, d)`` that are modes of exp(-f), each once.
 
     Args:
@@ -116,10 +138,18 @@ def distinct_modes(loc: np.ndarray, root: np.ndarray, f: np.ndarray, is_mode: np
     """
     which: list[int] = []
     is_mode = is_mode & np.isfinite(f) & np.all(np.isfinite(root), axis=(1, 2))
-    for i in np.argsort(np.where(is_mode, f, np.inf), kind="stable")[: int(is_mode.sum())]:
-        if all(np.linalg.norm(np.linalg.solve(root[j], loc[i] - loc[j])) > _SAME for j in which):
+    for i in np.argsort(np.where(is_mode, f, np.inf), kind="stable")[
+        : int(is_mode.sum())
+    ]:
+        if all(
+            np.linalg.norm(np.linalg.solve(root[j], loc[i] - loc[j])) > _SAME
+            for j in which
+        ):
             which.append(int(i))
-    log_mass = -f[which].astype(np.float64) + np.linalg.slogdet(root[which].astype(np.float64))[1]
+    log_mass = (
+        -f[which].astype(np.float64)
+        + np.linalg.slogdet(root[which].astype(np.float64))[1]
+    )
     log_mass += 0.5 * loc.shape[1] * math.log(2.0 * math.pi)
     total = float(np.logaddexp.reduce(log_mass)) if which else -math.inf
     mass = np.exp(log_mass - total)
@@ -127,7 +157,9 @@ def distinct_modes(loc: np.ndarray, root: np.ndarray, f: np.ndarray, is_mode: np
     return Modes(loc[which][order], root[which][order], mass[order], total)
 
 
-def mixture_at(modes: Modes, num_components: int, seed: int, *, diagonal: bool) -> GaussianMixture:
+def mixture_at(
+    modes: Modes, num_components: int, seed: int, *, diagonal: bool
+) -> GaussianMixture:
     """A mixture that starts at modes: one component at each of the heaviest, the others where most mass is."""
     count = np.zeros(len(modes.mass), int)
     count[:num_components] = 1
@@ -135,16 +167,22 @@ def mixture_at(modes: Modes, num_components: int, seed: int, *, diagonal: bool) 
         count[np.argmax(modes.mass / (count + 1.0))] += 1
     rng = np.random.default_rng(seed)
     loc, root, weights = [], [], []
-    for mean, factor, mass, times in zip(modes.loc, modes.root, modes.mass, count, strict=True):
+    for mean, factor, mass, times in zip(
+        modes.loc, modes.root, modes.mass, count, strict=True
+    ):
         is_shared = times > 1
         for _ in range(times):
             loc.append(mean + is_shared * factor @ rng.normal(size=len(mean)))
             scaled = (_SHARED if is_shared else 1.0) * factor
             # The conditional deviations, as a mean field has.
             root.append(
-                1.0 / np.linalg.norm(np.linalg.solve(scaled, np.eye(len(mean))), axis=0) if diagonal else scaled
+                1.0 / np.linalg.norm(np.linalg.solve(scaled, np.eye(len(mean))), axis=0)
+                if diagonal
+                else scaled
             )
             weights.append(mass / times)
     logits = np.log(weights) - np.log(np.sum(weights))
     dtype = modes.loc.dtype
-    return GaussianMixture(*(jnp.asarray(np.asarray(part), dtype) for part in (logits, loc, root)))
+    return GaussianMixture(
+        *(jnp.asarray(np.asarray(part), dtype) for part in (logits, loc, root))
+    )

@@ -27,7 +27,15 @@ from numpyro_tempered.infer.online_run import run_of
 from numpyro_tempered.infer.online_service import service_of
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.online import Losses, Rule, Service, drivers, run_chunks, rvga, stream
+from numpyro_tempered.online import (
+    Losses,
+    Rule,
+    Service,
+    drivers,
+    run_chunks,
+    rvga,
+    stream,
+)
 
 # One for all, so that compiled rounds are shared.
 _DEFAULT_RULE = rvga()
@@ -71,7 +79,11 @@ class OnlineVI:
     """
 
     def __init__(
-        self, model: Model, guide: Guide, rule: Rule | None = None, expectation: Expectation | None = None
+        self,
+        model: Model,
+        guide: Guide,
+        rule: Rule | None = None,
+        expectation: Expectation | None = None,
     ) -> None:
         instance = guide(model) if isinstance(guide, type) else guide
         if not isinstance(instance, StartsAtPrior):
@@ -84,9 +96,22 @@ class OnlineVI:
             raise ValueError(
                 "the guide is built on another model, whose prior would start the run: build it on this one."
             )
-        expectation = monte_carlo(num_particles=4, antithetic=True) if expectation is None else expectation
-        rule = _DEFAULT_RULE if rule is None else check_record(rule, "rule", Rule, "nt.online.ngvi()")
-        self.model, self.guide, self.rule, self.expectation = model, instance, rule, expectation
+        expectation = (
+            monte_carlo(num_particles=4, antithetic=True)
+            if expectation is None
+            else expectation
+        )
+        rule = (
+            _DEFAULT_RULE
+            if rule is None
+            else check_record(rule, "rule", Rule, "nt.online.ngvi()")
+        )
+        self.model, self.guide, self.rule, self.expectation = (
+            model,
+            instance,
+            rule,
+            expectation,
+        )
         self._bound = bind(expectation, model, instance)
         self._by_structure: dict[Hashable, Expectation] = {}
         self._checked_shapes: set[Hashable] = set()
@@ -113,7 +138,9 @@ class OnlineVI:
             ValueError: If the model cannot be run online, or ``prior`` is of another shape.
             TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
         """
-        check_key(rng_key, "OnlineVI.init(rng_key, *args) or OnlineVI.run(rng_key, *args)")
+        check_key(
+            rng_key, "OnlineVI.init(rng_key, *args) or OnlineVI.run(rng_key, *args)"
+        )
         args, kwargs = checks.stream_arguments(OnlineVI.init, self.model, args, kwargs)
         model_prior = checks.set_up_guide(rng_key, self.model, self.guide, args, kwargs)
         start = model_prior if prior is None else as_prior(prior, self.guide)
@@ -122,11 +149,15 @@ class OnlineVI:
         self._num_axes[structure] = tuple(array.ndim for array in arrays)
         # Raise for a model that does not fit here rather than in the first round.
         jax.eval_shape(
-            lambda s, data: stream.step(self.rule, expectation, s, data, rng_key), state.rule_state, arrays
+            lambda s, data: stream.step(self.rule, expectation, s, data, rng_key),
+            state.rule_state,
+            arrays,
         )
         return state
 
-    def update(self, state: OnlineVIState, *args: object, **kwargs: object) -> tuple[OnlineVIState, Losses]:
+    def update(
+        self, state: OnlineVIState, *args: object, **kwargs: object
+    ) -> tuple[OnlineVIState, Losses]:
         """One round on one batch.
 
         Args:
@@ -145,7 +176,11 @@ class OnlineVI:
         return self._round(state, None, args, kwargs)
 
     def update_masked(
-        self, state: OnlineVIState, mask: Numbers | None, *args: object, **kwargs: object
+        self,
+        state: OnlineVIState,
+        mask: Numbers | None,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[OnlineVIState, Losses]:
         """One round on the rows of a batch where ``mask`` is True: one compilation serves ragged batches.
 
@@ -170,7 +205,9 @@ class OnlineVI:
     ) -> tuple[OnlineVIState, Losses]:
         arrays, _, expectation = self.prepare_round(mask, args, kwargs)
         start, key = state.rule_state, state.rng_key
-        rule_state, losses = drivers.update(self.rule, expectation, start, *arrays, rng_key=key, mask=mask)
+        rule_state, losses = drivers.update(
+            self.rule, expectation, start, *arrays, rng_key=key, mask=mask
+        )
         return state._replace(rule_state=rule_state), losses
 
     def prepare_round(
@@ -178,7 +215,9 @@ class OnlineVI:
     ) -> tuple[tuple[Array, ...], ArgumentStructure, Expectation]:
         """The arrays of a batch that fits the model, the structure around them, and the expectation of arrays."""
         self.require_set_up()
-        args, kwargs = checks.stream_arguments(OnlineVI.update, self.model, args, kwargs)
+        args, kwargs = checks.stream_arguments(
+            OnlineVI.update, self.model, args, kwargs
+        )
         arrays, structure, expectation = self._split(args, kwargs)
         # Once for each shape.
         shapes = (mask is None, *(array.shape for array in arrays))
@@ -186,7 +225,9 @@ class OnlineVI:
             return arrays, structure, expectation
         checks.check_axes(arrays, structure, self._num_axes.get(structure))
         if not is_traced(arrays):
-            checks.check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
+            checks.check_batch(
+                self.model, self.guide, self.expectation, mask, args, kwargs
+            )
             self._checked_shapes.add(shapes)
         return arrays, structure, expectation
 
@@ -210,16 +251,25 @@ class OnlineVI:
             ValueError: If the leading axes differ, T is 0, or data are outside of a support or nowhere finite.
         """
         args, kwargs = checks.stream_arguments(OnlineVI.run, self.model, args, kwargs)
-        num_rounds = drivers.check_rows([a for a in separate(args, kwargs)[0] if a.ndim])
+        num_rounds = drivers.check_rows(
+            [a for a in separate(args, kwargs)[0] if a.ndim]
+        )
         state = self._start(rng_key, args, kwargs)
         arrays, _, expectation = self._split(args, kwargs)
         # Rows keep a leading axis of 1, so that the model sees a batch.
-        rows = tuple(a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays)
-        rule_state, losses = drivers.run_rounds(self.rule, expectation, state.rule_state, rows, state.rng_key)
+        rows = tuple(
+            a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays
+        )
+        rule_state, losses = drivers.run_rounds(
+            self.rule, expectation, state.rule_state, rows, state.rng_key
+        )
         return state._replace(rule_state=rule_state), losses
 
     def run_chunks(
-        self, rng_key: Array | OnlineVIState, chunks: Iterable[tuple[ArrayLike, ...]], **options: Any
+        self,
+        rng_key: Array | OnlineVIState,
+        chunks: Iterable[tuple[ArrayLike, ...]],
+        **options: Any,
     ) -> tuple[OnlineVIState, Losses | None]:
         """One pass over a stream in chunks, such as a file in row groups, with memory for a few of them.
 
@@ -238,13 +288,23 @@ class OnlineVI:
         iterator = map(read_chunk, chunks, itertools.count())
         first = next(iterator, None)
         if first is None:
-            raise ValueError("the stream has no chunk. One pass exhausts an iterator: pass a new one each time.")
+            raise ValueError(
+                "the stream has no chunk. One pass exhausts an iterator: pass a new one each time."
+            )
         one = jax.tree.map(lambda leaf: leaf[:1], first)
         state = self._start(rng_key, one, {})
         *_, expectation = self._split(one, {})
-        rows = (jax.tree.map(lambda leaf: leaf[:, None], c) for c in itertools.chain([first], iterator))
+        rows = (
+            jax.tree.map(lambda leaf: leaf[:, None], c)
+            for c in itertools.chain([first], iterator)
+        )
         rule_state, losses = run_chunks(
-            self.rule, expectation, state.rule_state, rows, rng_key=state.rng_key, **options
+            self.rule,
+            expectation,
+            state.rule_state,
+            rows,
+            rng_key=state.rng_key,
+            **options,
         )
         return state._replace(rule_state=rule_state), losses
 
@@ -281,14 +341,24 @@ class OnlineVI:
         self.require_set_up()
         if not self.guide.moment_matched:
             return state
-        pairs = zip(jax.tree.leaves(state.rule_state.prior), jax.tree.leaves(self.guide.prior), strict=True)
+        pairs = zip(
+            jax.tree.leaves(state.rule_state.prior),
+            jax.tree.leaves(self.guide.prior),
+            strict=True,
+        )
         if not all(np.array_equal(a, b) for a, b in pairs):
-            raise ValueError("the run started from another posterior, whose prior would be counted twice.")
+            raise ValueError(
+                "the run started from another posterior, whose prior would be counted twice."
+            )
         args, kwargs = plain_arrays((args, kwargs))
         # Another stream of keys than that of the rounds.
         key = jax.random.fold_in(state.rng_key, 2**31 - 2)
         rest = residual(self.guide.model, self.guide, num_particles, args, kwargs)
-        return state._replace(rule_state=add_residual(key, self.rule, rest, state.rule_state, num_iterations))
+        return state._replace(
+            rule_state=add_residual(
+                key, self.rule, rest, state.rule_state, num_iterations
+            )
+        )
 
     def get_posterior(self, state: OnlineVIState) -> dist.Distribution:
         """The posterior on the flat unconstrained scale: the guide's Gaussian, or a Delta for a point rule."""
@@ -300,12 +370,16 @@ class OnlineVI:
         """Parameters for ``Predictive`` and the guide's own methods, such as ``median``."""
         return self.guide.to_params(state.posterior)
 
-    def _start(self, rng_key: Array | OnlineVIState, args: tuple, kwargs: dict) -> OnlineVIState:
+    def _start(
+        self, rng_key: Array | OnlineVIState, args: tuple, kwargs: dict
+    ) -> OnlineVIState:
         """The state to go on from, or that before the first row."""
         if isinstance(rng_key, OnlineVIState):
             self.require_set_up()
             return rng_key
-        args, kwargs = jax.tree.map(lambda a: a[:1] if jnp.ndim(a) else a, (args, kwargs))
+        args, kwargs = jax.tree.map(
+            lambda a: a[:1] if jnp.ndim(a) else a, (args, kwargs)
+        )
         return self.init(rng_key, *args, **kwargs)
 
     def require_set_up(self) -> None:
@@ -313,20 +387,26 @@ class OnlineVI:
         if self.guide.prototype_trace is None:
             raise ValueError("call OnlineVI.init before update, or run with a key.")
 
-    def _split(self, args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStructure, Expectation]:
+    def _split(
+        self, args: tuple, kwargs: dict
+    ) -> tuple[tuple[Array, ...], ArgumentStructure, Expectation]:
         """The data among the arguments, what is around them, and the expectation as a function of them alone."""
         arrays, structure = separate(args, kwargs)
         if structure not in self._by_structure:
             bound = self._bound
             self._by_structure[structure] = bound._replace(
                 evaluate=on_arrays(bound.evaluate, structure),
-                predictors=None if bound.predictors is None else on_arrays(bound.predictors, structure),
+                predictors=None
+                if bound.predictors is None
+                else on_arrays(bound.predictors, structure),
                 loss=None if bound.loss is None else on_arrays(bound.loss, structure),
                 check=checks.support_check(self.model, arrays, structure),
             )
         return arrays, structure, self._by_structure[structure]
 
-    def sample_posterior(self, rng_key: Array, state: OnlineVIState, num_samples: int = 1000) -> dict[str, Array]:
+    def sample_posterior(
+        self, rng_key: Array, state: OnlineVIState, num_samples: int = 1000
+    ) -> dict[str, Array]:
         """Draws of the latent sites, on the scale of the model.
 
         Args:
@@ -337,7 +417,9 @@ class OnlineVI:
         Returns:
             By site, with a leading axis of S.
         """
-        flat = family_of(state.posterior).sample(rng_key, state.posterior, (num_samples,))
+        flat = family_of(state.posterior).sample(
+            rng_key, state.posterior, (num_samples,)
+        )
         samples = unpack_and_constrain(self.guide, flat, self.get_params(state))
         return {k: samples[k] for k in latent_sites(self.guide.prototype_trace)}
 

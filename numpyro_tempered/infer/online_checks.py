@@ -57,7 +57,9 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
         jax.eval_shape(lambda key: check_global(key, model, args, kwargs), rng_key)
 
 
-def set_up_guide(rng_key: Array, model: Model, guide: StartsAtPrior, args: tuple, kwargs: dict) -> Gaussian:
+def set_up_guide(
+    rng_key: Array, model: Model, guide: StartsAtPrior, args: tuple, kwargs: dict
+) -> Gaussian:
     """The prior of the model with these arguments; the guide is set up where it has not been.
 
     Raises:
@@ -97,7 +99,9 @@ def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) 
 
     def coupled(theta: Array, arrays: tuple[Array, ...]) -> Array:
         args, kwargs = join(arrays, structure)
-        return _depend_on_others(lambda u: losses_at(u, theta, args, kwargs)[0], predict(theta, args, kwargs))
+        return _depend_on_others(
+            lambda u: losses_at(u, theta, args, kwargs)[0], predict(theta, args, kwargs)
+        )
 
     if bool(compile_once(coupled, theta, arrays)(theta, arrays)):
         raise ValueError(
@@ -119,14 +123,18 @@ def _depend_on_others(losses: Callable[[Array], Array], u: Array) -> Array:
         half, size = jax.random.split(key)
         mask = jax.random.bernoulli(half, shape=(n,))
         direction = jax.random.normal(size, u.shape, u.dtype)
-        direction = jnp.where(jnp.reshape(mask, (n,) + (1,) * (u.ndim - 1)), direction, 0.0)
+        direction = jnp.where(
+            jnp.reshape(mask, (n,) + (1,) * (u.ndim - 1)), direction, 0.0
+        )
         _, change = jax.jvp(losses, (u,), (direction,))
         return jnp.any(jnp.where(mask, 0.0, jnp.nan_to_num(change)) != 0.0)
 
     return jnp.any(jax.lax.map(coupled, jax.random.split(jax.random.key(0), _SPLITS)))
 
 
-def trace_unconstrained(model: Model, values: Params, args: tuple, kwargs: dict) -> likelihood.Trace:
+def trace_unconstrained(
+    model: Model, values: Params, args: tuple, kwargs: dict
+) -> likelihood.Trace:
     """A trace of the model at unconstrained values of its latent sites."""
 
     def constrain(site: likelihood.Site) -> Array | None:
@@ -135,10 +143,14 @@ def trace_unconstrained(model: Model, values: Params, args: tuple, kwargs: dict)
         # The site's own support, which may depend on other latents.
         return biject_to(site["fn"].support)(values[site["name"]])
 
-    return likelihood.get_trace(handlers.substitute(model, substitute_fn=constrain), args, kwargs)
+    return likelihood.get_trace(
+        handlers.substitute(model, substitute_fn=constrain), args, kwargs
+    )
 
 
-def check_one_loss_a_row(model: Model, guide: StartsAtPrior, num_rows: int, args: tuple, kwargs: dict) -> None:
+def check_one_loss_a_row(
+    model: Model, guide: StartsAtPrior, num_rows: int, args: tuple, kwargs: dict
+) -> None:
     """Raise where an observed site has not one log-probability for each row of a batch.
 
     Raises:
@@ -147,8 +159,12 @@ def check_one_loss_a_row(model: Model, guide: StartsAtPrior, num_rows: int, args
 
     def log_probs() -> dict[str, Array]:
         values = {site: jnp.zeros(shape) for site, shape in guide.layout.sites}
-        sites = likelihood.likelihood_sites(trace_unconstrained(model, values, args, kwargs))
-        return {name: likelihood.untempered_log_prob(site) for name, site in sites.items()}
+        sites = likelihood.likelihood_sites(
+            trace_unconstrained(model, values, args, kwargs)
+        )
+        return {
+            name: likelihood.untempered_log_prob(site) for name, site in sites.items()
+        }
 
     for name, value in jax.eval_shape(log_probs).items():
         if value.shape != (num_rows,):
@@ -167,7 +183,10 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
 
     def shapes(args: tuple, kwargs: dict) -> dict[str, tuple[int, ...]]:
         trace = handlers.trace(handlers.seed(model, rng_key)).get_trace(*args, **kwargs)
-        return {name: jnp.shape(site["value"]) for name, site in likelihood.latent_sites(trace).items()}
+        return {
+            name: jnp.shape(site["value"])
+            for name, site in likelihood.latent_sites(trace).items()
+        }
 
     def twice(leaf: object) -> object:
         if not isinstance(leaf, jax.Array | np.ndarray) or not leaf.ndim:
@@ -189,7 +208,11 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
         )
 
 
-def check_axes(arrays: tuple[Array, ...], structure: ArgumentStructure, num_axes: tuple[int, ...] | None) -> None:
+def check_axes(
+    arrays: tuple[Array, ...],
+    structure: ArgumentStructure,
+    num_axes: tuple[int, ...] | None,
+) -> None:
     """Raise where a datum comes without the leading axis of a batch, over which a model may broadcast it.
 
     Args:
@@ -202,10 +225,18 @@ def check_axes(arrays: tuple[Array, ...], structure: ArgumentStructure, num_axes
     """
     lost = [n for n, then in enumerate(num_axes or ()) if arrays[n].ndim == then - 1]
     had = [n for n, then in enumerate(num_axes or ()) if then]
-    if num_axes is None or not lost or (lost != had and all(num_axes[n] < 2 for n in lost)):
+    if (
+        num_axes is None
+        or not lost
+        or (lost != had and all(num_axes[n] < 2 for n in lost))
+    ):
         return
     leaves, _ = jax.tree_util.tree_flatten_with_path(join(arrays, structure))
-    paths = [path for (path, _), is_array in zip(leaves, structure.is_array, strict=True) if is_array]
+    paths = [
+        path
+        for (path, _), is_array in zip(leaves, structure.is_array, strict=True)
+        if is_array
+    ]
     kind, place, *_ = paths[lost[0]]
     name = f"number {place.idx + 1}" if kind.idx == 0 else repr(place.key)
     raise ValueError(
@@ -215,7 +246,12 @@ def check_axes(arrays: tuple[Array, ...], structure: ArgumentStructure, num_axes
 
 
 def check_batch(
-    model: Model, guide: StartsAtPrior, expectation: Expectation, mask: Numbers | None, args: tuple, kwargs: dict
+    model: Model,
+    guide: StartsAtPrior,
+    expectation: Expectation,
+    mask: Numbers | None,
+    args: tuple,
+    kwargs: dict,
 ) -> None:
     """Raise where the rows of a batch cannot be separated, as a mask or a quadrature needs.
 
@@ -243,7 +279,9 @@ class Observed(NamedTuple):
     support: Constraint
 
 
-def support_check(model: Model, arrays: tuple[Array, ...], structure: ArgumentStructure) -> Callable[..., None]:
+def support_check(
+    model: Model, arrays: tuple[Array, ...], structure: ArgumentStructure
+) -> Callable[..., None]:
     """A function of the arrays among a model's arguments that raises on values outside of a site's support.
 
     It looks at sites that observe an argument itself, over supports that depend on nothing. What is not finite
@@ -280,7 +318,11 @@ def observed_arguments(
                 continue
             if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(support)):
                 continue
-            sites.extend(Observed(name, k, support) for k, leaf in enumerate(arrays) if site["value"] is leaf)
+            sites.extend(
+                Observed(name, k, support)
+                for k, leaf in enumerate(arrays)
+                if site["value"] is leaf
+            )
 
     with handlers.block(), numpyro.validation_enabled(False):
         jax.eval_shape(trace, jax.random.key(0), shapes)
@@ -294,13 +336,20 @@ def check_support(site: Observed, values: np.ndarray) -> None:
     finite = np.isfinite(values)
     inside = np.asarray(site.support(np.where(finite, values, 0.0).astype(float)))
     num_events = values.ndim - inside.ndim
-    bad = ~inside & np.all(finite, axis=tuple(range(inside.ndim, inside.ndim + num_events)))
+    bad = ~inside & np.all(
+        finite, axis=tuple(range(inside.ndim, inside.ndim + num_events))
+    )
     if not np.any(bad):
         return
     hint = "."
-    if site.support is constraints.boolean and np.all(np.isin(values[finite], (-1.0, 1.0))):
+    if site.support is constraints.boolean and np.all(
+        np.isin(values[finite], (-1.0, 1.0))
+    ):
         hint = ": turn labels in {-1, 1} into (y + 1) / 2."
-    elif isinstance(site.support, type(constraints.integer_interval(0, 1))) and np.min(values[finite]) >= 1.0:
+    elif (
+        isinstance(site.support, type(constraints.integer_interval(0, 1)))
+        and np.min(values[finite]) >= 1.0
+    ):
         hint = ": labels that begin at 1 become y - 1."
     raise ValueError(
         f"observed site {site.name!r} takes values in {site.support}, got {values[bad].flat[0]} in "

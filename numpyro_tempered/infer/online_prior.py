@@ -12,7 +12,14 @@ from numpyro.infer.util import potential_energy
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families import FullRank, Gain, MeanField
-from numpyro_tempered.gaussian.families.base import Gaussian, Q, able, convert, family_of, is_gaussian
+from numpyro_tempered.gaussian.families.base import (
+    Gaussian,
+    Q,
+    able,
+    convert,
+    family_of,
+    is_gaussian,
+)
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.handlers.temper import temper
@@ -24,7 +31,9 @@ from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online.base import OnlineState, Rule
 
 
-def as_prior(prior: OnlineVIState | TemperedFit | Gaussian, guide: StartsAtPrior) -> Gaussian:
+def as_prior(
+    prior: OnlineVIState | TemperedFit | Gaussian, guide: StartsAtPrior
+) -> Gaussian:
     """The Gaussian that a run of ``guide`` starts at.
 
     Args:
@@ -46,7 +55,9 @@ def as_prior(prior: OnlineVIState | TemperedFit | Gaussian, guide: StartsAtPrior
         q, layout = prior.posterior, prior.layout
     elif is_gaussian(prior):
         if jnp.shape(prior.loc) != guide.prior.loc.shape:
-            raise ValueError(f"prior has {jnp.shape(prior.loc)} coordinates, the model {guide.prior.loc.shape}.")
+            raise ValueError(
+                f"prior has {jnp.shape(prior.loc)} coordinates, the model {guide.prior.loc.shape}."
+            )
         return convert(prior, guide.prior)
     else:
         raise TypeError(
@@ -77,7 +88,9 @@ def of_fit(fit: TemperedFit) -> tuple[Gaussian, Layout]:
                 return FullRank(q.loc, q.scale_tril), layout
             if isinstance(q, dist.MultivariateStudentT):
                 # The Gaussian of its moments, as of other guides.
-                return FullRank(q.loc, q.scale_tril * jnp.sqrt(q.df / (q.df - 2.0))), layout
+                return FullRank(
+                    q.loc, q.scale_tril * jnp.sqrt(q.df / (q.df - 2.0))
+                ), layout
             moments = MeanField(q.mean, jnp.sqrt(q.variance))
             if all(np.all(np.isfinite(leaf)) for leaf in moments):
                 return moments, layout
@@ -93,10 +106,14 @@ def reorder(q: Q, old: Layout, new: Layout) -> Q:
     order = np.concatenate([np.ravel(places[name]) for name, _ in new.sites])
     if np.array_equal(order, np.arange(order.size)):
         return q
-    return family_of(q).canonical(jax.tree.map(lambda leaf: leaf[order] if leaf.ndim else leaf, q))
+    return family_of(q).canonical(
+        jax.tree.map(lambda leaf: leaf[order] if leaf.ndim else leaf, q)
+    )
 
 
-def residual(model: Model, guide: StartsAtPrior, num_particles: int, args: tuple, kwargs: dict) -> Expectation:
+def residual(
+    model: Model, guide: StartsAtPrior, num_particles: int, args: tuple, kwargs: dict
+) -> Expectation:
     """The expectation of log q_1 - log π: what the guide's start leaves out of the model's prior, as a loss."""
     prior_only = temper(model, alpha=0.0)
     start = guide.get_posterior(guide.to_params(guide.prior))
@@ -109,7 +126,11 @@ def residual(model: Model, guide: StartsAtPrior, num_particles: int, args: tuple
 
 
 def add_residual(
-    rng_key: Array, rule: Rule, expectation: Expectation, state: OnlineState, num_iterations: int
+    rng_key: Array,
+    rule: Rule,
+    expectation: Expectation,
+    state: OnlineState,
+    num_iterations: int,
 ) -> OnlineState:
     """The state with the residual of the prior as one more site, at a fixed point of q.
 
@@ -128,9 +149,13 @@ def add_residual(
     def closer(_: int, q: Gaussian) -> Gaussian:
         # Half way to the update at q, with the same draws each time, so that there is a fixed point.
         at = expectation.evaluate(q, rng_key=rng_key)
-        return family.natural_step(family.start(q), q, anchor, at.grad_loc, at.grad_var, Gain(0.5, 0.5, 0.5))[0]
+        return family.natural_step(
+            family.start(q), q, anchor, at.grad_loc, at.grad_var, Gain(0.5, 0.5, 0.5)
+        )[0]
 
-    q = jax.jit(lambda start: jax.lax.fori_loop(0, num_iterations, closer, start))(anchor)
+    q = jax.jit(lambda start: jax.lax.fori_loop(0, num_iterations, closer, start))(
+        anchor
+    )
     if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(q)):
         raise ValueError(
             "the residual of the prior leaves no Gaussian posterior here: give the sites priors closer to Normal "

@@ -7,7 +7,12 @@ from numpyro_tempered.core.typing import Array
 from numpyro_tempered.handlers.likelihood import likelihood_sites, plain_arrays
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.online import Losses
-from numpyro_tempered.report.draws import name_of, one_chain, plain_params, trace_at_first_draw
+from numpyro_tempered.report.draws import (
+    name_of,
+    one_chain,
+    plain_params,
+    trace_at_first_draw,
+)
 
 
 def run_of(
@@ -32,14 +37,24 @@ def run_of(
         ValueError: If state or data are missing, or the model observes nothing on these data.
     """
     if not data or not isinstance(data[0], OnlineVIState) or not (data[1:] or kwargs):
-        raise ValueError("an online run is to_inference_data(online, state, *data): the state, then the data.")
+        raise ValueError(
+            "an online run is to_inference_data(online, state, *data): the state, then the data."
+        )
     state, (args, kwargs) = data[0], plain_arrays((data[1:], kwargs))
     online.require_set_up()
     key = state.rng_key if rng_key is None else rng_key
     samples = one_chain(online.sample_posterior(key, state, num_samples))
     variational = plain_params(online.get_params(state)) | state.totals(losses)
-    attrs = {"algorithm": "online", "rule": online.rule.name, "guide": name_of(online.guide)}
-    run = Run(online.model, samples, args, kwargs, key, {"variational": variational}, attrs)
+    attrs = {
+        "algorithm": "online",
+        "rule": online.rule.name,
+        "guide": name_of(online.guide),
+    }
+    run = Run(
+        online.model, samples, args, kwargs, key, {"variational": variational}, attrs
+    )
     if not likelihood_sites(trace_at_first_draw(run)):
-        raise ValueError("the model has no observed site on these data: pass those of the run.")
+        raise ValueError(
+            "the model has no observed site on these data: pass those of the run."
+        )
     return run

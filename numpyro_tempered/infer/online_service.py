@@ -61,27 +61,36 @@ def service_of(
     """
     arrays, structure, expectation = online.prepare_round(None, args, kwargs)
     shapes = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays)
-    outcomes = {site.argument for site in observed_arguments(online.model, shapes, structure)}
+    outcomes = {
+        site.argument for site in observed_arguments(online.model, shapes, structure)
+    }
     inputs = tuple(number for number in range(len(arrays)) if number not in outcomes)
     parts = Parts(
         online.rule,
         expectation,
         inputs,
         functools.partial(_predictors_of, expectation, shapes, inputs),
-        lambda rule_state, rng_key: state._replace(rule_state=rule_state, rng_key=rng_key),  # type: ignore[arg-type]
+        lambda rule_state, rng_key: state._replace(
+            rule_state=rule_state,
+            rng_key=rng_key,  # type: ignore[arg-type]
+        ),
         (0.0, 1.0),
     )
     return Service.of_parts(parts, state.rule_state, arrays, state.rng_key, labels)
 
 
 def _predictors_of(
-    expectation: Expectation, shapes: tuple[jax.ShapeDtypeStruct, ...], inputs: tuple[int, ...]
+    expectation: Expectation,
+    shapes: tuple[jax.ShapeDtypeStruct, ...],
+    inputs: tuple[int, ...],
 ) -> PredictorsOf:
     """The predictors of a model: outcomes, which they do not depend on, are filled in."""
     predictors = require_predictors(expectation)
     rows = [number for number in inputs if shapes[number].ndim]
 
-    def at(theta: Array, values: tuple[Array, ...], label: Array | None) -> tuple[Predictors, bool]:
+    def at(
+        theta: Array, values: tuple[Array, ...], label: Array | None
+    ) -> tuple[Predictors, bool]:
         if label is not None and len(inputs) == len(shapes):
             raise TypeError(
                 "class_probabilities needs a model that observes one of its arguments as it is: obs=y."
@@ -95,9 +104,13 @@ def _predictors_of(
         def array_of(number: int, like: jax.ShapeDtypeStruct) -> Array:
             if number in by_number:
                 return by_number[number]
-            outcome = jnp.zeros((), like.dtype) if label is None else label.astype(like.dtype)
+            outcome = (
+                jnp.zeros((), like.dtype) if label is None else label.astype(like.dtype)
+            )
             return jnp.broadcast_to(outcome, (num_rows, *like.shape[1:]))
 
-        return predictors(theta, *(array_of(number, like) for number, like in enumerate(shapes))), is_one
+        return predictors(
+            theta, *(array_of(number, like) for number, like in enumerate(shapes))
+        ), is_one
 
     return at

@@ -37,7 +37,11 @@ class OnlineVIState(NamedTuple):
 
     def totals(self, losses: Losses | None = None) -> dict[str, Array]:
         """Counts of the rounds and sums of their losses, by name, and the losses of each round if passed."""
-        by_round = {} if losses is None else {f"loss_{k}": v for k, v in losses._asdict().items()}
+        by_round = (
+            {}
+            if losses is None
+            else {f"loss_{k}": v for k, v in losses._asdict().items()}
+        )
         return {
             "count": self.count,
             "rejected": self.rejected,

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from numpyro_tempered.core.checks import check_count, check_number, check_numbers, describe, key_first
+from numpyro_tempered.core.checks import (
+    check_count,
+    check_number,
+    check_numbers,
+    describe,
+    key_first,
+)
 from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.gaussian import ivon
 from numpyro_tempered.gaussian.ivon import IvonState, Noise, Schedule
@@ -86,10 +92,21 @@ def scale_by_ivon(
 
     weight = alpha * check_number(num_data, "num_data", "(0, inf)")
     check_number(weight, "alpha", "[0, inf)")
-    ivon.check_rates(b1, b2, clip_radius=clip_radius, clip_deviations=clip_deviations, clip_change=clip_change)
-    for name, prior in (("prior_precision", prior_precision), ("init_precision", init_precision)):
+    ivon.check_rates(
+        b1,
+        b2,
+        clip_radius=clip_radius,
+        clip_deviations=clip_deviations,
+        clip_change=clip_change,
+    )
+    for name, prior in (
+        ("prior_precision", prior_precision),
+        ("init_precision", init_precision),
+    ):
         if not callable(prior):
-            jax.tree.map(lambda value, name=name: check_numbers(value, name, "[0, inf)"), prior)
+            jax.tree.map(
+                lambda value, name=name: check_numbers(value, name, "[0, inf)"), prior
+            )
 
     def init(params: PyTree) -> IvonState:
         if init_precision is not None:
@@ -177,4 +194,6 @@ def _by_path(prior: PyTree | Callable[[str], float], params: PyTree) -> PyTree:
     """What a callable says of each leaf's path; anything else is a prefix already."""
     if not callable(prior):
         return prior
-    return jax.tree_util.tree_map_with_path(lambda path, _: prior(jax.tree_util.keystr(path)), params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: prior(jax.tree_util.keystr(path)), params
+    )

@@ -23,9 +23,18 @@ from numpyro.distributions import biject_to
 
 from numpyro_tempered.core.typing import Array, Params
 from numpyro_tempered.gaussian.descent import Method, forward_backward, natural_gradient
-from numpyro_tempered.gaussian.descent.objective import add, derivatives_of, of_evaluation, of_gaussian
+from numpyro_tempered.gaussian.descent.objective import (
+    add,
+    derivatives_of,
+    of_evaluation,
+    of_gaussian,
+)
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.base import Gaussian, curvature_from_root, family_of
+from numpyro_tempered.gaussian.families.base import (
+    Gaussian,
+    curvature_from_root,
+    family_of,
+)
 from numpyro_tempered.gaussian.ivon import quick_noise
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.infer.elbo import require_expected_nll
@@ -33,7 +42,15 @@ from numpyro_tempered.infer.guides.online import StartsAtPrior, check_guide
 from numpyro_tempered.infer.ivon import IVON
 from numpyro_tempered.infer.optax_ivon import sample_ivon, scale_by_ivon
 from numpyro_tempered.online import ngvi, sva, svb
-from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize, advance, check_prior, start
+from numpyro_tempered.online.base import (
+    Box,
+    OnlineState,
+    Rule,
+    StepSize,
+    advance,
+    check_prior,
+    start,
+)
 from numpyro_tempered.online.stream import accept_finite
 
 __all__ = [
@@ -63,27 +80,42 @@ class _RuleOptim(NumPyroOptim):
                     f"an online optimiser steps {loc!r} and {scale!r} only, the model or guide has also the "
                     f"params {others}: give those a prior, or fit them by fit_svi."
                 )
-            return rule.init(guide.from_params({loc: params[loc], scale: transform(params[scale])}))
+            return rule.init(
+                guide.from_params({loc: params[loc], scale: transform(params[scale])})
+            )
 
-        def update(step: Array, grads: Params, state: OnlineState, value: Array) -> OnlineState:
+        def update(
+            step: Array, grads: Params, state: OnlineState, value: Array
+        ) -> OnlineState:
             q = state.posterior
             at = transform.inv(guide.to_params(q)[scale])
             # The bijection acts entry by entry: its slopes turn SVI's gradient into that in the scales.
             _, slopes = jax.jvp(transform, (at,), (jnp.ones_like(at),))
             _, products = jax.jvp(transform, (at,), (grads[scale],))
-            in_scale = jnp.where(slopes > 0, products / jnp.square(jnp.where(slopes > 0, slopes, 1.0)), 0.0)
+            in_scale = jnp.where(
+                slopes > 0,
+                products / jnp.square(jnp.where(slopes > 0, slopes, 1.0)),
+                0.0,
+            )
             grad_var = curvature_from_root(family_of(q).root(q), in_scale)
             evaluation = Evaluation(value, value, grads[loc], grad_var)
-            return accept_finite(state, canonical(rule.update(evaluation, state)), evaluation)
+            return accept_finite(
+                state, canonical(rule.update(evaluation, state)), evaluation
+            )
 
         def get_params(state: OnlineState) -> Params:
             params = guide.to_params(state.posterior)
             return {loc: params[loc], scale: transform.inv(params[scale])}
 
-        super().__init__(lambda *fns: fns, init, update, get_params, update_with_value=True)
+        super().__init__(
+            lambda *fns: fns, init, update, get_params, update_with_value=True
+        )
 
     def eval_and_update(
-        self, fn: Callable[[Params], tuple], state: tuple, forward_mode_differentiation: bool = False
+        self,
+        fn: Callable[[Params], tuple],
+        state: tuple,
+        forward_mode_differentiation: bool = False,
     ) -> tuple[tuple, tuple]:
         """A step on an objective, which must be an ``ExpectedNLL``: for SVI.
 
@@ -94,7 +126,10 @@ class _RuleOptim(NumPyroOptim):
             return super().eval_and_update(fn, state, forward_mode_differentiation)
 
     def eval_and_stable_update(
-        self, fn: Callable[[Params], tuple], state: tuple, forward_mode_differentiation: bool = False
+        self,
+        fn: Callable[[Params], tuple],
+        state: tuple,
+        forward_mode_differentiation: bool = False,
     ) -> tuple[tuple, tuple]:
         """The same for ``SVI.stable_update``.
 
@@ -102,7 +137,9 @@ class _RuleOptim(NumPyroOptim):
             TypeError: When traced, if it is none.
         """
         with require_expected_nll(fn, type(self).__name__):
-            return super().eval_and_stable_update(fn, state, forward_mode_differentiation)
+            return super().eval_and_stable_update(
+                fn, state, forward_mode_differentiation
+            )
 
 
 def canonical(state: OnlineState) -> OnlineState:
@@ -113,7 +150,10 @@ def canonical(state: OnlineState) -> OnlineState:
         return state
     # Only a natural-gradient step leaves the triangle; its memory is that of the family.
     memory = family.start(q)
-    return state._replace(posterior=q, memory=memory if type(memory) is type(state.memory) else state.memory)
+    return state._replace(
+        posterior=q,
+        memory=memory if type(memory) is type(state.memory) else state.memory,
+    )
 
 
 class SVA(_RuleOptim):
@@ -132,7 +172,9 @@ class SVA(_RuleOptim):
         >>> optim = nt.optim.SVA(guide, step_size=0.1)
     """
 
-    def __init__(self, guide: StartsAtPrior, step_size: StepSize, box: Box | None = None) -> None:
+    def __init__(
+        self, guide: StartsAtPrior, step_size: StepSize, box: Box | None = None
+    ) -> None:
         super().__init__(guide, sva(step_size, box))
 
 
@@ -152,7 +194,9 @@ class SVB(_RuleOptim):
         >>> optim = nt.optim.SVB(guide, step_size=nt.online.svb_rate(0.5))
     """
 
-    def __init__(self, guide: StartsAtPrior, step_size: StepSize, box: Box | None = None) -> None:
+    def __init__(
+        self, guide: StartsAtPrior, step_size: StepSize, box: Box | None = None
+    ) -> None:
         super().__init__(guide, svb(step_size, box))
 
 
@@ -176,7 +220,11 @@ class NGVI(_RuleOptim):
     """
 
     def __init__(
-        self, guide: StartsAtPrior, step_size: StepSize = 1.0, evidence: float = math.inf, box: Box | None = None
+        self,
+        guide: StartsAtPrior,
+        step_size: StepSize = 1.0,
+        evidence: float = math.inf,
+        box: Box | None = None,
     ) -> None:
         super().__init__(guide, ngvi(step_size, evidence, box=box))
 
@@ -227,7 +275,9 @@ class ForwardBackward(_RuleOptim):
         >>> optim = nt.optim.ForwardBackward(guide)
     """
 
-    def __init__(self, guide: StartsAtPrior, step_size: float | None = None, whiten: bool = True) -> None:
+    def __init__(
+        self, guide: StartsAtPrior, step_size: float | None = None, whiten: bool = True
+    ) -> None:
         super().__init__(guide, _batch_rule(forward_backward(step_size, whiten=whiten)))
 
 
@@ -240,9 +290,14 @@ def _batch_rule(method: Method) -> Rule:
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q = state.posterior
-        at = add([of_evaluation(q, evaluation), derivatives_of(of_gaussian(state.prior), q)])
+        at = add(
+            [of_evaluation(q, evaluation), derivatives_of(of_gaussian(state.prior), q)]
+        )
         proposal = method.step(q, at, method.max_size(q, at))
         is_too_long = method.is_too_long(q, at)
-        return advance(state, jax.tree.map(lambda leaf: jnp.where(is_too_long, jnp.nan, leaf), proposal))
+        return advance(
+            state,
+            jax.tree.map(lambda leaf: jnp.where(is_too_long, jnp.nan, leaf), proposal),
+        )
 
     return Rule(init, update, curvature="hessian", name=method.name)

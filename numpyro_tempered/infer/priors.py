@@ -12,14 +12,22 @@ from numpyro.distributions import biject_to
 
 from numpyro_tempered.core.typing import Array, Model, Params
 from numpyro_tempered.gaussian.descent.base import Derivatives
-from numpyro_tempered.gaussian.descent.laplace_prior import LaplaceTerm, derivatives_of_laplace
+from numpyro_tempered.gaussian.descent.laplace_prior import (
+    LaplaceTerm,
+    derivatives_of_laplace,
+)
 from numpyro_tempered.gaussian.descent.objective import GaussianTerm, derivatives_of
 from numpyro_tempered.gaussian.descent.scalar_prior import derivatives_of_scalars
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import feasible_trace
-from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, Trace, base_distribution
+from numpyro_tempered.handlers.effects import (
+    LOCAL,
+    PRIOR_FACTOR,
+    Trace,
+    base_distribution,
+)
 from numpyro_tempered.handlers.robust import BetaLikelihood
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.online_checks import trace_unconstrained
@@ -34,7 +42,13 @@ _FIXED_SUPPORTS = (
     dist.constraints.lower_cholesky,
 )
 # Their log-densities are concave near the data alone.
-_SHOULDERED = dist.StudentT | dist.Cauchy | dist.MixtureGeneral | dist.MixtureSameFamily | BetaLikelihood
+_SHOULDERED = (
+    dist.StudentT
+    | dist.Cauchy
+    | dist.MixtureGeneral
+    | dist.MixtureSameFamily
+    | BetaLikelihood
+)
 # Minus the log-density of each element of an unconstrained value, flat.
 Potential = Callable[[Array], Array]
 
@@ -56,7 +70,10 @@ class Latents(NamedTuple):
 
     def places(self, size: int) -> dict[str, np.ndarray]:
         """The coordinates of each site in a flat vector of that size."""
-        return {name: np.ravel(np.asarray(at)) for name, at in self.unpack(jnp.arange(size)).items()}
+        return {
+            name: np.ravel(np.asarray(at))
+            for name, at in self.unpack(jnp.arange(size)).items()
+        }
 
 
 class Priors(NamedTuple):
@@ -84,11 +101,19 @@ class Priors(NamedTuple):
         """Minus the expected log-density of these priors, in parts."""
         parts = [derivatives_of(self.term, q)]
         parts += [] if self.kinks is None else [derivatives_of_laplace(self.kinks, q)]
-        return parts + ([derivatives_of_scalars(self.scalars, q)] if self.scalars else [])
+        return parts + (
+            [derivatives_of_scalars(self.scalars, q)] if self.scalars else []
+        )
 
 
 def closed_priors(
-    model: Model, latents: Latents, q: Gaussian, args: tuple, kwargs: dict, *, by_draws: bool
+    model: Model,
+    latents: Latents,
+    q: Gaussian,
+    args: tuple,
+    kwargs: dict,
+    *,
+    by_draws: bool,
 ) -> Priors:
     """The priors whose expectation needs no draws.
 
@@ -102,7 +127,10 @@ def closed_priors(
             return trace_unconstrained(model, latents.unpack(flat), args, kwargs)
 
     def parameters(flat: Array) -> dict[str, tuple[Array, ...]]:
-        return {name: _parameters(site) for name, site in likelihood.latent_sites(trace_at(flat)).items()}
+        return {
+            name: _parameters(site)
+            for name, site in likelihood.latent_sites(trace_at(flat)).items()
+        }
 
     one = trace_at(q.loc)
     check_trace(one, latents)
@@ -147,11 +175,28 @@ def closed_priors(
     for site in likelihoods if by_draws else ():
         refuse_kink(site)
     is_smooth = not any(likelihood.has_kink(site["fn"]) for site in likelihoods)
-    is_concave = not any(likelihood.is_made_of(site["fn"], _SHOULDERED) for site in likelihoods)
-    term = GaussianTerm(*(jnp.asarray(leaf, dtype) for leaf in (np.where(rate > 0, 0.0, loc), matrix, constant)))
-    laplace = LaplaceTerm(*(jnp.asarray(leaf, dtype) for leaf in (loc, rate, kink_constant)))
+    is_concave = not any(
+        likelihood.is_made_of(site["fn"], _SHOULDERED) for site in likelihoods
+    )
+    term = GaussianTerm(
+        *(
+            jnp.asarray(leaf, dtype)
+            for leaf in (np.where(rate > 0, 0.0, loc), matrix, constant)
+        )
+    )
+    laplace = LaplaceTerm(
+        *(jnp.asarray(leaf, dtype) for leaf in (loc, rate, kink_constant))
+    )
     kinks = laplace if rate.any() else None
-    return Priors(term, kinks, tuple(scalars), frozenset(exact), has_factors, is_smooth, is_concave)
+    return Priors(
+        term,
+        kinks,
+        tuple(scalars),
+        frozenset(exact),
+        has_factors,
+        is_smooth,
+        is_concave,
+    )
 
 
 def check_trace(trace: Trace, latents: Latents) -> None:
@@ -164,9 +209,14 @@ def check_trace(trace: Trace, latents: Latents) -> None:
     for site in likelihood.likelihood_sites(trace).values():
         likelihood.check_values(site)
     if unknown := sorted(set(likelihood.latent_sites(trace)) ^ set(latents.names)):
-        raise ValueError(f"latent sites {unknown} are not in model and guide: build the guide on this model.")
+        raise ValueError(
+            f"latent sites {unknown} are not in model and guide: build the guide on this model."
+        )
     for name in latents.names:
-        if name.endswith("_unobserved") and f"{name.removesuffix('unobserved')}observed" in trace:
+        if (
+            name.endswith("_unobserved")
+            and f"{name.removesuffix('unobserved')}observed" in trace
+        ):
             raise ValueError(
                 f"latent {name!r} stands for data that obs_mask leaves out, and is improper where it does not: "
                 "leave those data out of the likelihood by handlers.mask."
@@ -199,9 +249,14 @@ def check_supports(trace: Trace, trace_at: Callable[[Any], Trace], at: Any) -> N
 
     def supports(at: Any) -> dict[str, Array]:
         of_site = likelihood.latent_sites(trace_at(at))
-        return {name: biject_to(of_site[name]["fn"].support)(_origin(sites[name])) for name in varying}
+        return {
+            name: biject_to(of_site[name]["fn"].support)(_origin(sites[name]))
+            for name in varying
+        }
 
-    if varying and (moving := [name for name, flag in which_depend(supports, at).items() if flag]):
+    if varying and (
+        moving := [name for name, flag in which_depend(supports, at).items() if flag]
+    ):
         raise ValueError(
             f"the support of latent {moving[0]!r} depends on other latents, and the guide would keep that of its "
             "set-up: sample it on a fixed scale, such as a share u of the unit interval, and compute it from u, "
@@ -253,7 +308,11 @@ def refuse_kink(site: likelihood.Site) -> None:
 def _elementwise(site: likelihood.Site) -> Potential | None:
     """Minus the log-density of each element on the unconstrained scale, flat, where they are independent."""
     fn = unindexed(site["fn"])
-    if site["scale"] is not None or fn.event_shape or isinstance(fn, dist.MaskedDistribution):
+    if (
+        site["scale"] is not None
+        or fn.event_shape
+        or isinstance(fn, dist.MaskedDistribution)
+    ):
         return None
     transform, shape = biject_to(fn.support), jnp.shape(site["value"])
     if transform.domain.event_dim or transform.codomain.event_dim:
@@ -287,8 +346,13 @@ def _moments(site: likelihood.Site) -> tuple[np.ndarray, np.ndarray] | None:
     if site["scale"] is not None:
         return None
     if type(fn) in (dist.Normal, dist.Laplace):
-        loc, scale = (np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape)) for p in (fn.loc, fn.scale))
+        loc, scale = (
+            np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape))
+            for p in (fn.loc, fn.scale)
+        )
         return loc, 1.0 / (np.square(scale) if type(fn) is dist.Normal else scale)
     if type(fn) is dist.MultivariateNormal and fn.event_shape == shape:
-        return np.asarray(fn.mean, np.float64), np.asarray(fn.precision_matrix, np.float64)
+        return np.asarray(fn.mean, np.float64), np.asarray(
+            fn.precision_matrix, np.float64
+        )
     return None

@@ -43,12 +43,16 @@ class Response(NamedTuple):
         """The triangular root of the covariance of the means, ``(d, d)``: of the inverse Schur complement."""
         d = len(self.grad) // 2
         cross = self.hessian[:d, d:]
-        schur = self.hessian[:d, :d] - cross @ np.linalg.solve(self.hessian[d:, d:], cross.T)
+        schur = self.hessian[:d, :d] - cross @ np.linalg.solve(
+            self.hessian[d:, d:], cross.T
+        )
         inverse = np.linalg.solve(np.linalg.cholesky(schur), np.eye(d))
         return np.linalg.cholesky(inverse.T @ inverse)
 
 
-def respond(objective: Objective, q: MeanField, rng_key: Array, num_draws: int) -> Response:
+def respond(
+    objective: Objective, q: MeanField, rng_key: Array, num_draws: int
+) -> Response:
     r"""The derivatives of the free energy of N(m + σ a, diag σ²(1 + t)²) in (a, t), at 0.
 
     In these coordinates the expectation of a convex f is convex for every set of draws, and the entropy adds the
@@ -72,16 +76,22 @@ def respond(objective: Objective, q: MeanField, rng_key: Array, num_draws: int) 
 
     def derivatives(q: MeanField, data: PyTree, rng_key: Array) -> tuple[Array, Array]:
         def expected(z: Array) -> Array:
-            return value(MeanField(q.loc + q.scale * z[:d], q.scale * (1.0 + z[d:])), data, rng_key)
+            return value(
+                MeanField(q.loc + q.scale * z[:d], q.scale * (1.0 + z[d:])),
+                data,
+                rng_key,
+            )
 
         gradient, origin = jax.grad(expected), jnp.zeros(2 * d, q.loc.dtype)
         grad, product = forward_else_reverse(
-            lambda: _products(gradient, origin), lambda: _transposed_products(gradient, origin)
+            lambda: _products(gradient, origin),
+            lambda: _transposed_products(gradient, origin),
         )
         return grad[:d], map_batches(product, jnp.eye(2 * d, dtype=grad.dtype), chunk)
 
     grad, columns = (
-        np.asarray(leaf, np.float64) for leaf in run_program(derivatives, q, objective.data, rng_key)
+        np.asarray(leaf, np.float64)
+        for leaf in run_program(derivatives, q, objective.data, rng_key)
     )
     hessian = 0.5 * (columns + columns.T)
     hessian[d:, d:] += np.eye(d)

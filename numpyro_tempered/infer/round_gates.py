@@ -89,7 +89,10 @@ def round_and_refit(
     check_number(threshold, "threshold", "(0, 1)")
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     params, gates, rounded = dict(fit.params), {}, {}
-    sizes = {name: fit.params[f"{name}_{guide.prefix}_probs"].size for name in guide.sparse_sites}
+    sizes = {
+        name: fit.params[f"{name}_{guide.prefix}_probs"].size
+        for name in guide.sparse_sites
+    }
     if num_weights is not None:
         check_count(num_weights, "num_weights", 1, sum(sizes.values()))
         gates = _most_probable(fit.params, guide, num_weights)
@@ -102,13 +105,28 @@ def round_and_refit(
     model: temper = fit.model  # type: ignore[assignment]
     args, kwargs, losses = fit.args, fit.kwargs, jnp.zeros(0)
     if num_steps:
-        optim = Adam(lambda step: 0.02 * 0.01 ** (step / num_steps)) if optim is None else optim
+        optim = (
+            Adam(lambda step: 0.02 * 0.01 ** (step / num_steps))
+            if optim is None
+            else optim
+        )
         loss = TraceMeanField_ELBO() if loss is None else loss
         svi = SVI(model, model.guide(guide.with_gates(gates)), optim, loss)
-        result = svi.run(fit_key, num_steps, *args, progress_bar=False, init_params=params, **kwargs)
+        result = svi.run(
+            fit_key, num_steps, *args, progress_bar=False, init_params=params, **kwargs
+        )
         params, losses = result.params, result.losses
     keys, params = (elbo_key, later_key), params | rounded
-    result = finish(keys, model, guide, params, losses, args, kwargs=kwargs, num_particles=num_particles)
+    result = finish(
+        keys,
+        model,
+        guide,
+        params,
+        losses,
+        args,
+        kwargs=kwargs,
+        num_particles=num_particles,
+    )
     return result if num_weights is None else given_size(result)
 
 
@@ -116,7 +134,12 @@ def _most_probable(params: Params, guide: AutoSpikeAndSlab, num_weights: int) ->
     """Gates of 1 for so many weights, over all sites."""
 
     def flat(field: str) -> tuple[Array, Callable[[Array], Params]]:
-        return ravel_pytree({name: params[f"{name}_{guide.prefix}_{field}"] for name in guide.sparse_sites})
+        return ravel_pytree(
+            {
+                name: params[f"{name}_{guide.prefix}_{field}"]
+                for name in guide.sparse_sites
+            }
+        )
 
     probs, unravel = flat("probs")
     ratio = jnp.abs(flat("loc")[0]) / flat("scale")[0]

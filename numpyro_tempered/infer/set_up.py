@@ -76,12 +76,23 @@ def starts_validly(guide: AutoGuide) -> bool:
     def is_finite(start: Params) -> Array:
         with handlers.block(), numpyro.validation_enabled(False):
             value, slopes = jax.value_and_grad(potential)(start)
-        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((value, slopes))]))
+        return jnp.all(
+            jnp.stack(
+                [
+                    jnp.all(jnp.isfinite(leaf))
+                    for leaf in jax.tree.leaves((value, slopes))
+                ]
+            )
+        )
 
     return bool(run_program(is_finite, start))
 
 
-def first_call(call: Callable[[], T], guide: Any, shows_start: Callable[[T], bool] = lambda _: False) -> T:
+def first_call(
+    call: Callable[[], T],
+    guide: Any,
+    shows_start: Callable[[T], bool] = lambda _: False,
+) -> T:
     """A call that sets a guide up, with the same start as by NumPyro alone.
 
     Where the first start that it draws is none, NumPyro sets the guide up in its own way: it looks for
@@ -106,7 +117,11 @@ def at_start(guide: AutoGuide) -> Model:
     """The guide at its start, for its parameters: its own draws compile programs."""
 
     def value_of(site: Message) -> Array | None:
-        if site["type"] != "sample" or site["is_observed"] or guide.prototype_trace is None:
+        if (
+            site["type"] != "sample"
+            or site["is_observed"]
+            or guide.prototype_trace is None
+        ):
             return None
         if site["name"] in guide.prototype_trace:
             return guide.prototype_trace[site["name"]]["value"]

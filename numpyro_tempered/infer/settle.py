@@ -17,7 +17,12 @@ from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import Antithetic
-from numpyro_tempered.infer.averaged_adam import Settled, descend, is_worth_its_steps, select
+from numpyro_tempered.infer.averaged_adam import (
+    Settled,
+    descend,
+    is_worth_its_steps,
+    select,
+)
 from numpyro_tempered.infer.coordinates import Coordinates, at_the_mode
 from numpyro_tempered.infer.descent_programs import Descent, compile_descent
 from numpyro_tempered.infer.set_up import first_call
@@ -101,12 +106,21 @@ def start_of(
     coordinates = at_the_mode(rng_key, model, guide, args, kwargs) if at_mode else None
     if coordinates is not None:
         return Start(guide, coordinates, at_mode=True)
-    svi = SVI(model, model.guide(guide), Adam(STEP_SIZE), Antithetic() if loss is None else loss)
+    svi = SVI(
+        model,
+        model.guide(guide),
+        Adam(STEP_SIZE),
+        Antithetic() if loss is None else loss,
+    )
     with numpyro.validation_enabled(False):
         state = first_call(lambda: svi.init(rng_key, *args, **kwargs), guide)
     if state.mutable_state is not None:
         return None
-    return Start(guide, Coordinates(svi.optim.get_params(state.optim_state), svi.constrain_fn), at_mode=False)
+    return Start(
+        guide,
+        Coordinates(svi.optim.get_params(state.optim_state), svi.constrain_fn),
+        at_mode=False,
+    )
 
 
 def settle(
@@ -150,13 +164,19 @@ def settle(
         start = start_of(start_key, model, build(), args, kwargs, loss=loss)
         if start is None:
             return None
-        descent, starts = _descent(run_key, model, start, args, kwargs, loss=loss, num_steps=num_steps)
+        descent, starts = _descent(
+            run_key, model, start, args, kwargs, loss=loss, num_steps=num_steps
+        )
         if start.at_mode and not is_worth_its_steps(descent, starts, (), value_key)[0]:
             # Where a density falls to a plateau, Newton's method ends on it, and curvature says nothing there.
-            start = start_of(start_key, model, start.guide, args, kwargs, loss=loss, at_mode=False)
+            start = start_of(
+                start_key, model, start.guide, args, kwargs, loss=loss, at_mode=False
+            )
             if start is None:
                 return None
-            descent, starts = _descent(run_key, model, start, args, kwargs, loss=loss, num_steps=num_steps)
+            descent, starts = _descent(
+                run_key, model, start, args, kwargs, loss=loss, num_steps=num_steps
+            )
         with progress(num_steps, "steps", progress_bar) as bar:
             run = descend(
                 descent,
@@ -174,7 +194,14 @@ def settle(
 
 
 def _descent(
-    rng_key: Array, model: temper, start: Start, args: tuple, kwargs: dict, *, loss: ELBO | None, num_steps: int
+    rng_key: Array,
+    model: temper,
+    start: Start,
+    args: tuple,
+    kwargs: dict,
+    *,
+    loss: ELBO | None,
+    num_steps: int,
 ) -> tuple[Descent, PyTree]:
     """The programs of one fit, and its start with a leading axis of 1."""
     guide, (coordinates, to_params) = model.guide(start.guide), start.coordinates
@@ -205,10 +232,17 @@ def _best_of(
         )
     optima = distinct([-float(each.value) for _, each in runs], APART * tolerance)
     evidence = evidence_of(run, at_mode=start.at_mode, optima=optima)
-    return start.guide, run_program(start.coordinates.to_params, run.z), run.losses, evidence
+    return (
+        start.guide,
+        run_program(start.coordinates.to_params, run.z),
+        run.losses,
+        evidence,
+    )
 
 
-def evidence_of(run: Settled, *, at_mode: bool, optima: tuple[float, ...] = ()) -> Convergence:
+def evidence_of(
+    run: Settled, *, at_mode: bool, optima: tuple[float, ...] = ()
+) -> Convergence:
     """What a run tells of its end."""
     return Convergence(
         bool(run.converged),
@@ -243,11 +277,16 @@ def warn_unless_settled(evidence: Convergence, tolerance: float) -> None:
         reason = "which are too few to judge it"
     elif np.isfinite(evidence.bias):
         reason = (
-            f"and by estimate misses its optimum by {evidence.gap:.2g} nats, above the tolerance {tolerance:.2g}"
+            f"and by estimate misses its optimum by {evidence.gap:.2g} nats, "
+            f"above the tolerance {tolerance:.2g}"
         )
     else:
         reason = f"and its last stage still fell by {evidence.fall:.2g} nats"
-    rejected = f" The gradient was not finite in {evidence.rejected} of them." if evidence.rejected else ""
+    rejected = (
+        f" The gradient was not finite in {evidence.rejected} of them."
+        if evidence.rejected
+        else ""
+    )
     warn_caller(
         f"the fit has not converged: it took {evidence.num_steps} steps, {reason}.{rejected} Take a larger "
         "num_steps, another parameterisation of the model, or for a Gaussian guide fit_gaussian, before "

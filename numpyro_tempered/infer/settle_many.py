@@ -18,7 +18,12 @@ from numpyro_tempered.infer.antithetic import with_order
 from numpyro_tempered.infer.averaged_adam import descend, is_worth_its_steps, select
 from numpyro_tempered.infer.coordinates import frame_of
 from numpyro_tempered.infer.descent_programs import Descent, compile_descent
-from numpyro_tempered.infer.settle import STEP_SIZE, Convergence, default_loss, evidence_of
+from numpyro_tempered.infer.settle import (
+    STEP_SIZE,
+    Convergence,
+    default_loss,
+    evidence_of,
+)
 
 # From the inputs of one problem to its model: the same sites and shapes for all.
 ModelOf: TypeAlias = Callable[..., Model]
@@ -104,10 +109,16 @@ class Settler(NamedTuple):
             # Any axes are coordinates: those of an earlier fit, or of the nearest that has a mode.
             if ends is None and np.any(is_mode):
                 nearest = _nearest(is_mode)
-                axes = jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf)[nearest], new))
+                axes = jax.device_put(
+                    jax.tree.map(lambda leaf: np.asarray(leaf)[nearest], new)
+                )
                 starts = self.starts
             else:
-                axes, starts = _where(is_mode, (new, self.starts), self.without_mode() if ends is None else ends)
+                axes, starts = _where(
+                    is_mode,
+                    (new, self.starts),
+                    self.without_mode() if ends is None else ends,
+                )
         else:
             axes, starts = self.without_mode() if ends is None else ends
         with progress_within(self.num_steps, "steps") as bar:
@@ -123,7 +134,10 @@ class Settler(NamedTuple):
                 quorum=self.quorum,
                 report=bar.update,
             )
-        evidence = [evidence_of(select(run, k), at_mode=bool(mode)) for k, mode in enumerate(is_mode)]
+        evidence = [
+            evidence_of(select(run, k), at_mode=bool(mode))
+            for k, mode in enumerate(is_mode)
+        ]
         return Fitted(self.params_of(axes, run.z), run.losses, evidence, (axes, run.z))
 
 
@@ -172,7 +186,9 @@ def settler(
         start, to_params = frame.start, frame.to_params
         axes_of = axes_of if np.any(np.asarray(flags)) else None
     if axes_of is None:
-        svi = SVI(last, guide, Adam(STEP_SIZE), default_loss({}) if loss is None else loss)
+        svi = SVI(
+            last, guide, Adam(STEP_SIZE), default_loss({}) if loss is None else loss
+        )
         state = svi.init(rng_key, *args, **kwargs)
         if state.mutable_state is not None:
             raise ValueError(
@@ -189,15 +205,21 @@ def settler(
     def objective(z: PyTree, key: Array, inputs: PyTree) -> Array:
         differing, axes = inputs
         key = jax.random.fold_in(key, differing[0]) if batch.is_numbered else key
-        return elbo.loss(key, to_params(axes, z), model_of(*differing), guide, *args, **kwargs)
+        return elbo.loss(
+            key, to_params(axes, z), model_of(*differing), guide, *args, **kwargs
+        )
 
     def for_each(tree: PyTree) -> PyTree:
         """The same for each problem."""
-        tree = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(inputs[0]), *leaf.shape)), tree)
+        tree = jax.tree.map(
+            lambda leaf: np.broadcast_to(leaf, (len(inputs[0]), *leaf.shape)), tree
+        )
         return jax.device_put(tree)
 
     def without_mode() -> tuple[PyTree, PyTree]:
-        return for_each(((), start) if axes_of is None or frame is None else frame.without_mode())
+        return for_each(
+            ((), start) if axes_of is None or frame is None else frame.without_mode()
+        )
 
     starts = for_each(start)
     descent = compile_descent(objective, starts, (inputs, axes), rng_key, num_steps)
@@ -205,7 +227,16 @@ def settler(
     def params_of(axes: PyTree, z: PyTree) -> Params:
         return run_program(jax.vmap(to_params), axes, z)
 
-    return Settler(starts, without_mode, axes_of, params_of, descent, num_steps, tolerance, batch.quorum)
+    return Settler(
+        starts,
+        without_mode,
+        axes_of,
+        params_of,
+        descent,
+        num_steps,
+        tolerance,
+        batch.quorum,
+    )
 
 
 def _nearest(is_mode: np.ndarray) -> np.ndarray:

@@ -34,10 +34,18 @@ from numpyro_tempered.handlers.robust import Divergence, divergences
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.antithetic import OrderedELBO, with_order
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
-from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide, trace_model
+from numpyro_tempered.infer.elbo import (
+    evaluate_elbo,
+    gaussian_of_laplace,
+    trace_guide,
+    trace_model,
+)
 from numpyro_tempered.infer.evidence import LinearResponse, attrs_of
 from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses, run_steps
-from numpyro_tempered.infer.guides.gaussian_mixture import NO_DERIVATIVE, AutoGaussianMixture
+from numpyro_tempered.infer.guides.gaussian_mixture import (
+    NO_DERIVATIVE,
+    AutoGaussianMixture,
+)
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
 from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.settle import Convergence, settle, warn_unless_settled
@@ -45,7 +53,10 @@ from numpyro_tempered.report.draws import name_of, one_chain, plain_params
 
 # None, an optimiser of NumPyro's, optax's pair of functions, or a callable from guide to optimiser.
 Optim: TypeAlias = (
-    NumPyroOptim | tuple[Callable[..., PyTree], Callable[..., PyTree]] | Callable[[Guide], NumPyroOptim] | None
+    NumPyroOptim
+    | tuple[Callable[..., PyTree], Callable[..., PyTree]]
+    | Callable[[Guide], NumPyroOptim]
+    | None
 )
 
 _NO_ENUMERATION = """fit_svi evaluates no ELBO with enumerated latents: sum them out by nt.marginalize, and \
@@ -104,10 +115,16 @@ class TemperedFit(NamedTuple):
 
     def summarise_data(self) -> DataSummary:
         """The observed values, for :func:`compare`."""
-        return summarise_observed(self.observed)._replace(divergences=self.divergences or {})
+        return summarise_observed(self.observed)._replace(
+            divergences=self.divergences or {}
+        )
 
     def as_run(
-        self, *data: object, num_samples: int = 1000, rng_key: Array | None = None, **kwargs: object
+        self,
+        *data: object,
+        num_samples: int = 1000,
+        rng_key: Array | None = None,
+        **kwargs: object,
     ) -> Run:
         """Draws of the guide, for :func:`to_inference_data`.
 
@@ -117,7 +134,12 @@ class TemperedFit(NamedTuple):
         refuse_data(self, data, kwargs)
         key = self.rng_key if rng_key is None else rng_key
         attrs = attrs_of(self.convergence)
-        attrs = {"algorithm": attrs.pop("algorithm"), "guide": name_of(self.guide), **fit_attrs(self), **attrs}
+        attrs = {
+            "algorithm": attrs.pop("algorithm"),
+            "guide": name_of(self.guide),
+            **fit_attrs(self),
+            **attrs,
+        }
         return Run(
             # The fitted params of the model, such as the weights of a network, belong to its likelihood.
             model=handlers.substitute(self.model, data=self.params),
@@ -208,7 +230,12 @@ def fit_svi(
         0.5
     """
     alpha, coords = check_alpha(alpha), axis_labels((args, kwargs))
-    options = {"alpha": alpha, "num_steps": num_steps, "tolerance": tolerance, "num_restarts": num_restarts}
+    options = {
+        "alpha": alpha,
+        "num_steps": num_steps,
+        "tolerance": tolerance,
+        "num_restarts": num_restarts,
+    }
     args, kwargs = check_call(fit_svi, rng_key, model, guide, args, kwargs, **options)
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
@@ -240,30 +267,49 @@ def fit_svi(
         )
     if fitted is None:
         steps = NUM_STEPS_GIVEN if num_steps is None else num_steps
-        optimiser = optim(instance) if callable(optim) else optim or default_optim(steps)
-        svi = SVI(tempered, tempered.guide(instance), optimiser, _loss_for(instance, loss))
+        optimiser = (
+            optim(instance) if callable(optim) else optim or default_optim(steps)
+        )
+        svi = SVI(
+            tempered, tempered.guide(instance), optimiser, _loss_for(instance, loss)
+        )
         end = run_steps(svi, fit_key, steps, args, kwargs, bool(progress_bar))
         fitted = instance, *end, judge_losses(end[1], optim)
     instance, params, losses, evidence = fitted
     keys = (elbo_key, later_key)
-    fit = finish(keys, tempered, instance, params, losses, args, kwargs=kwargs, num_particles=num_particles)
+    fit = finish(
+        keys,
+        tempered,
+        instance,
+        params,
+        losses,
+        args,
+        kwargs=kwargs,
+        num_particles=num_particles,
+    )
     warn_unless_settled(evidence, tolerance)
     return fit._replace(convergence=evidence, coords=coords or None)
 
 
-def _check_steps(guide: object, optim: Optim, num_steps: int | None, num_restarts: int) -> None:
+def _check_steps(
+    guide: object, optim: Optim, num_steps: int | None, num_restarts: int
+) -> None:
     """Refuse numbers of steps and restarts that are none, and restarts that could not start elsewhere."""
     if num_steps is not None:
         check_count(num_steps, "num_steps", 1)
     check_restarts(guide, num_restarts)
     if num_restarts > 1 and optim is not None:
-        raise ValueError("num_restarts needs the default optimiser: leave optim out, or call fit_svi once a key.")
+        raise ValueError(
+            "num_restarts needs the default optimiser: leave optim out, or call fit_svi once a key."
+        )
 
 
 def _check_data(sites: Trace) -> None:
     """Refuse a model that observes nothing, or a value that broadcasts against its distribution."""
     if not sites:
-        raise ValueError("the model has no observed site: pass the data that it conditions on.")
+        raise ValueError(
+            "the model has no observed site: pass the data that it conditions on."
+        )
     for site in sites.values():
         likelihood.check_values(site)
 
@@ -301,10 +347,22 @@ def finish(
     alpha, observed = likelihood.common_alpha(trace), likelihood.observed_values(trace)
     elbo = None if known_elbo is None else known_elbo(alpha)
     if elbo is None:
-        gaussian, evaluated = gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
+        gaussian, evaluated = gaussian_of_laplace(
+            guide, tempered, params, elbo_key, args, kwargs
+        )
         gaussian = tempered.guide(gaussian)
-        elbo = evaluate_elbo(elbo_key, tempered, gaussian, evaluated, args, kwargs, num_particles=num_particles)
-    fit = TemperedFit(tempered, guide, params, alpha, losses, elbo, observed, args, kwargs, later_key)
+        elbo = evaluate_elbo(
+            elbo_key,
+            tempered,
+            gaussian,
+            evaluated,
+            args,
+            kwargs,
+            num_particles=num_particles,
+        )
+    fit = TemperedFit(
+        tempered, guide, params, alpha, losses, elbo, observed, args, kwargs, later_key
+    )
     return fit._replace(divergences=divergences(trace) or None)
 
 
@@ -329,15 +387,21 @@ def _loss_for(guide: Guide, loss: ELBO | None) -> ELBO:
     return TraceMeanField_ELBO() if loss is None else loss
 
 
-def sample_posterior(fit: TemperedFit, rng_key: Array, num_samples: int) -> dict[str, Array]:
+def sample_posterior(
+    fit: TemperedFit, rng_key: Array, num_samples: int
+) -> dict[str, Array]:
     """Draws of the latent sites from a fit, ``(num_samples, ...)`` each."""
     guide, params, args, kwargs = fit.guide, fit.params, fit.args, fit.kwargs
     draw = trace_guide(rng_key, guide, params, args, kwargs)
-    names = likelihood.latent_sites(trace_model(rng_key, fit.model, draw, params, args, kwargs))
+    names = likelihood.latent_sites(
+        trace_model(rng_key, fit.model, draw, params, args, kwargs)
+    )
     if isinstance(guide, AutoGuide):
 
         def of_guide(key: Array, params: Params) -> Params:
-            return guide.sample_posterior(key, params, *args, sample_shape=(num_samples,), **kwargs)
+            return guide.sample_posterior(
+                key, params, *args, sample_shape=(num_samples,), **kwargs
+            )
 
         draws = run_program(of_guide, rng_key, params)
     else:

@@ -8,7 +8,13 @@ from numpyro_tempered.mixtures.em import MixtureEM, em
 from numpyro_tempered.mixtures.fit import fit, fit_chunks
 from numpyro_tempered.mixtures.fit_stochastic import fit_stochastic
 from numpyro_tempered.mixtures.path import num_components_path
-from numpyro_tempered.mixtures.predict import log_predictive, predict, responsibilities, sample, sample_parameters
+from numpyro_tempered.mixtures.predict import (
+    log_predictive,
+    predict,
+    responsibilities,
+    sample,
+    sample_parameters,
+)
 from numpyro_tempered.mixtures.prepare import shard_rows
 from numpyro_tempered.mixtures.result import MixtureFit, as_tempered_fit, relabel
 from numpyro_tempered.mixtures.select import ComponentSelection, select_num_components

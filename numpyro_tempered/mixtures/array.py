@@ -48,12 +48,20 @@ class ArraySource(NamedTuple):
 
     def capacity(self, num_components: int) -> int:
         """Components of the arrays of a mixture of K: those beyond K fill up."""
-        return sweep.next_power(num_components, NUM_TOGETHER) if self.fill else num_components
+        return (
+            sweep.next_power(num_components, NUM_TOGETHER)
+            if self.fill
+            else num_components
+        )
 
     def groups(self, num_starts: int) -> list[np.ndarray]:
         """The numbers of the starts that are ascended side by side, all groups of one size; -1 fills up."""
         number = -(-num_starts // NUM_TOGETHER)
-        size = min(sweep.next_power(num_starts), NUM_TOGETHER) if self.fill else -(-num_starts // number)
+        size = (
+            min(sweep.next_power(num_starts), NUM_TOGETHER)
+            if self.fill
+            else -(-num_starts // number)
+        )
         numbers = np.full(number * size, -1, np.int32)
         numbers[:num_starts] = np.arange(num_starts)
         return list(numbers.reshape(number, size))
@@ -61,7 +69,9 @@ class ArraySource(NamedTuple):
     def reduce(self, summary: Summary, *arguments: Any) -> Any:
         """What a summary makes of all rows."""
         programs.wait_for(_reduce)
-        return _reduce(self.blocks, arguments, summary=summary, component=self.data.component)
+        return _reduce(
+            self.blocks, arguments, summary=summary, component=self.data.component
+        )
 
     def begin(
         self,
@@ -84,26 +94,43 @@ class ArraySource(NamedTuple):
             ValueError: If the start does not fit the data, or the component gives coordinates that are NaN.
         """
         data, (num_components, start, num_restarts, growth, *_) = self.data, beginning
-        capacity, (shards, number, size) = self.capacity(num_components), self.blocks.weight.shape
+        capacity, (shards, number, size) = (
+            self.capacity(num_components),
+            self.blocks.weight.shape,
+        )
         layout = {"capacity": capacity, "shards": shards, "size": number * size}
         stored = start_data(start, len(data.rows), num_components, **layout)
         setting = Setting(problem, stored, np.arange(capacity) < num_components, growth)
-        static = {"component": data.component, "algorithm": algorithm, "assign": start.assign}
+        static = {
+            "component": data.component,
+            "algorithm": algorithm,
+            "assign": start.assign,
+        }
         groups = self.groups(beginning.num_starts)
         if self.fill and rest is not None:
             # What few data take is most of all compiling.
             first = rng_key, groups[0], groups[0] < 0, setting, self.blocks
             if programs.compile_ahead(_begin, *first, **static):
                 posed, states, _ = _begin.eval_shape(*first, **static)
-                posed, states = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), (posed, states))
+                posed, states = jax.tree.map(
+                    lambda leaf: np.ones(leaf.shape, leaf.dtype), (posed, states)
+                )
                 whole = self.groups(beginning.num_starts + len(beginning.padded))[0]
-                group = jax.tree.map(lambda leaf: np.zeros((len(whole), *leaf.shape[1:]), leaf.dtype), states)
+                group = jax.tree.map(
+                    lambda leaf: np.zeros((len(whole), *leaf.shape[1:]), leaf.dtype),
+                    states,
+                )
                 self.compile_ahead(algorithm, posed, group, rest(posed, states))
         programs.wait_for(_begin)
         parts = []
         for numbers in groups:
             posed, states, has_coordinates = _begin(
-                rng_key, np.maximum(numbers, 0), numbers >= num_restarts, setting, self.blocks, **static
+                rng_key,
+                np.maximum(numbers, 0),
+                numbers >= num_restarts,
+                setting,
+                self.blocks,
+                **static,
             )
             parts.append(jax.tree.map(np.asarray, states))
         if not has_coordinates:
@@ -111,22 +138,34 @@ class ArraySource(NamedTuple):
                 f"{data.component.name}: coordinates gives NaN. Rows of NaN stand for none: leave "
                 "them out of means over the rows."
             )
-        return jax.tree.map(np.asarray, posed), beginning.with_given(_joined(parts, beginning.num_starts))
+        return jax.tree.map(np.asarray, posed), beginning.with_given(
+            _joined(parts, beginning.num_starts)
+        )
 
     def ascent_arguments(self, problem: Any, limits: Limits) -> tuple[Any, ...]:
         """The arguments of a compiled ascent behind its state."""
         dtype = self.blocks.columns.dtype
         numbers = limits.max_iter, limits.tolerance_at(dtype), self.data.total
         until, tolerance, total = numbers
-        return problem, self.blocks, np.int32(until), np.asarray(tolerance, dtype), np.asarray(total, dtype)
+        return (
+            problem,
+            self.blocks,
+            np.int32(until),
+            np.asarray(tolerance, dtype),
+            np.asarray(total, dtype),
+        )
 
-    def ascend(self, algorithm: Algorithm, problem: Any, states: T, limits: Limits) -> Ascent[Visit[T]]:
+    def ascend(
+        self, algorithm: Algorithm, problem: Any, states: T, limits: Limits
+    ) -> Ascent[Visit[T]]:
         """All starts to their ends, one group after the other; with a progress bar in several calls each."""
         problem, blocks, _, *numbers = self.ascent_arguments(problem, limits)
         static = {"component": self.data.component, "algorithm": algorithm}
 
         def advance_to(state: Ascent[Visit[T]], until: int) -> Ascent[Visit[T]]:
-            return compiled_ascent(state, problem, blocks, np.int32(until), *numbers, **static)
+            return compiled_ascent(
+                state, problem, blocks, np.int32(until), *numbers, **static
+            )
 
         programs.wait_for(compiled_ascent)
         # Of few rows all passes are one call.
@@ -139,18 +178,33 @@ class ArraySource(NamedTuple):
             state = ascent.begin(group, limits.max_iter, int(np.sum(some >= 0)))
             ended: Any = ascent.ended(ascent.ascend(advance_to, state, limits, stride))
             # Starts come last in a trace, which has no other leading axis.
-            parts.append(ended._replace(trace=ended.trace.T, num_steps=np.full(len(some), ended.num_steps)))
+            parts.append(
+                ended._replace(
+                    trace=ended.trace.T, num_steps=np.full(len(some), ended.num_steps)
+                )
+            )
         whole = _joined(parts, num_starts)
         return whole._replace(trace=whole.trace.T, num_steps=whole.num_steps.max())
 
-    def compile_ahead(self, algorithm: Algorithm, problem: Any, group: Any, rest: Rest) -> None:
+    def compile_ahead(
+        self, algorithm: Algorithm, problem: Any, group: Any, rest: Rest
+    ) -> None:
         """Compile the ascent, and the summary in double precision, in other threads; see :class:`Rest`."""
-        state, component = ascent.begin(group, rest.limits.max_iter), self.data.component
+        state, component = (
+            ascent.begin(group, rest.limits.max_iter),
+            self.data.component,
+        )
         shared = self.ascent_arguments(problem, rest.limits)
-        programs.compile_ahead(compiled_ascent, state, *shared, component=component, algorithm=algorithm)
+        programs.compile_ahead(
+            compiled_ascent, state, *shared, component=component, algorithm=algorithm
+        )
         with double_precision():
             programs.compile_ahead(
-                _reduce, self.blocks, rest.arguments, summary=rest.summary, component=component
+                _reduce,
+                self.blocks,
+                rest.arguments,
+                summary=rest.summary,
+                component=component,
             )
 
 
@@ -159,7 +213,9 @@ def _joined(parts: list[T], size: int) -> T:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *parts)
 
 
-def array_source(data: MixtureData, num_components: int, num_starts: int, *, fill: bool = True) -> ArraySource:
+def array_source(
+    data: MixtureData, num_components: int, num_starts: int, *, fill: bool = True
+) -> ArraySource:
     """Rows in blocks that fit the cache with the components of the starts that are ascended side by side.
 
     Args:
@@ -172,22 +228,41 @@ def array_source(data: MixtureData, num_components: int, num_starts: int, *, fil
     together = num_components * min(num_starts, NUM_TOGETHER)
     if not isinstance(data.rows, np.ndarray):
         size = sweep.block_size(data.rows.shape[0] // shards, together)
-        return ArraySource(data, sweep.make_blocks(data.rows, jnp.asarray(data.weight), size, shards), False)
+        return ArraySource(
+            data,
+            sweep.make_blocks(data.rows, jnp.asarray(data.weight), size, shards),
+            False,
+        )
     fill = fill and len(data.rows) <= sweep.FEW_ROWS
     if fill:
         together = sweep.next_power(num_components, NUM_TOGETHER) * NUM_TOGETHER
     size = sweep.block_size(max(len(data.rows), sweep.LARGEST_BLOCK), together)
-    return ArraySource(data, sweep.blocks_on_host(data.rows, np.asarray(data.weight), size), fill)
+    return ArraySource(
+        data, sweep.blocks_on_host(data.rows, np.asarray(data.weight), size), fill
+    )
 
 
 @partial(programs.fast_jit, static_argnames=("summary", "component"))
-def _reduce(blocks: sweep.Blocks, arguments: tuple[Any, ...], *, summary: Summary, component: Component) -> Any:
+def _reduce(
+    blocks: sweep.Blocks,
+    arguments: tuple[Any, ...],
+    *,
+    summary: Summary,
+    component: Component,
+) -> Any:
     return _reduced(blocks, arguments, summary, component)
 
 
-def _reduced(blocks: sweep.Blocks, arguments: tuple[Any, ...], summary: Summary, component: Component) -> Any:
+def _reduced(
+    blocks: sweep.Blocks,
+    arguments: tuple[Any, ...],
+    summary: Summary,
+    component: Component,
+) -> Any:
     read = summary.read(component, *arguments)
-    return summary.finish(component, summary.sums(component, blocks, read), read, *arguments)
+    return summary.finish(
+        component, summary.sums(component, blocks, read), read, *arguments
+    )
 
 
 @partial(programs.fast_jit, static_argnames=("component", "algorithm", "assign"))
@@ -205,7 +280,10 @@ def _begin(
     """The problem, the states of the starts with these numbers, and whether all coordinates are numbers."""
     problem = _reduced(blocks, (setting.problem,), algorithm.pose, component)
     active, growth = setting.active, setting.growth
-    points, weight = sweep.points_of(component, blocks), sweep.out_of_blocks(blocks.weight)
+    points, weight = (
+        sweep.points_of(component, blocks),
+        sweep.out_of_blocks(blocks.weight),
+    )
 
     def from_start(key: Array) -> Array:
         labels = assign(key, setting.start, points, weight, active)  # type: ignore[arg-type]
@@ -217,9 +295,14 @@ def _begin(
 
     def from_parent(key: Array) -> Array:
         parent, first = growth  # type: ignore[misc]
-        omega = sweep.responsibilities(component, coefficients(component, parent), blocks)
+        omega = sweep.responsibilities(
+            component, coefficients(component, parent), blocks
+        )
         omega = sweep.out_of_blocks(omega).T
-        return sweep.into_blocks(split_components(key, omega, points, weight, first, jnp.sum(active)).T, blocks)
+        return sweep.into_blocks(
+            split_components(key, omega, points, weight, first, jnp.sum(active)).T,
+            blocks,
+        )
 
     def one(number: Array, is_split: Array) -> Any:
         key = jax.random.fold_in(rng_key, number)
@@ -246,4 +329,9 @@ def compiled_ascent(
     algorithm: Algorithm,
 ) -> Ascent[Visit[T]]:
     """All restarts until they have ended, or ``until`` passes are done; ``tolerance`` is that of one datum."""
-    return advance(step_of(algorithm, component, problem, blocks, total), state, until, tolerance * total)
+    return advance(
+        step_of(algorithm, component, problem, blocks, total),
+        state,
+        until,
+        tolerance * total,
+    )

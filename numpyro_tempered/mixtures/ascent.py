@@ -91,7 +91,10 @@ class Limits(NamedTuple):
 
 
 def check_limits(
-    num_restarts: int, max_iter: int, tolerance: float | None, progress_bar: ProgressBar = False
+    num_restarts: int,
+    max_iter: int,
+    tolerance: float | None,
+    progress_bar: ProgressBar = False,
 ) -> Limits:
     """The limits of an ascent.
 
@@ -115,25 +118,42 @@ class History(NamedTuple):
     num_iter: int
 
     @classmethod
-    def of(cls, state: Ascent[Visit[T]], best: int, objectives: np.ndarray, num_restarts: int) -> "History":
+    def of(
+        cls,
+        state: Ascent[Visit[T]],
+        best: int,
+        objectives: np.ndarray,
+        num_restarts: int,
+    ) -> "History":
         """The history of the best start, with the objectives of all, restarts first."""
         num_iter = int(state.num_iter[best])
         # On the host: a slice of another length is another program.
         trace = np.asarray(state.trace)[:num_iter, best]
-        return cls.at(trace, objectives, num_restarts, bool(state.converged[best]), num_iter)
+        return cls.at(
+            trace, objectives, num_restarts, bool(state.converged[best]), num_iter
+        )
 
     @classmethod
     def at(
-        cls, trace: np.ndarray, objectives: np.ndarray, num_restarts: int, converged: bool, num_iter: int
+        cls,
+        trace: np.ndarray,
+        objectives: np.ndarray,
+        num_restarts: int,
+        converged: bool,
+        num_iter: int,
     ) -> "History":
         """The history of a start with this trace."""
         value = float(trace[-1])
         num_best = count_best(objectives, num_restarts, value)
-        spread = max(float(objectives.max()), value) - float(np.median(objectives[:num_restarts]))
+        spread = max(float(objectives.max()), value) - float(
+            np.median(objectives[:num_restarts])
+        )
         return cls(trace, objectives, num_best, spread, converged, num_iter)
 
 
-def count_best(objectives: np.ndarray, num_restarts: int, value: float = -np.inf) -> int:
+def count_best(
+    objectives: np.ndarray, num_restarts: int, value: float = -np.inf
+) -> int:
     """Starts within ``NEAR`` of the best objective, or of a better value; those behind the restarts are one."""
     is_near = objectives >= max(float(objectives.max()), value) - NEAR
     return int(is_near[:num_restarts].sum()) + int(is_near[num_restarts:].any())
@@ -148,22 +168,37 @@ def begin(factors: T, max_iter: int, num_starts: int | None = None) -> Ascent[Vi
     return state._replace(active=active)
 
 
-def read_all(algorithm: Algorithm, component: Component, problem: Any, states: Any) -> Any:
+def read_all(
+    algorithm: Algorithm, component: Component, problem: Any, states: Any
+) -> Any:
     """What a pass reads of states with leading axis R."""
     return jax.vmap(lambda state: algorithm.read(component, problem, state))(states)
 
 
-def pass_sums(algorithm: Algorithm, component: Component, problem: Any, blocks: sweep.Blocks, read: Any) -> Any:
+def pass_sums(
+    algorithm: Algorithm,
+    component: Component,
+    problem: Any,
+    blocks: sweep.Blocks,
+    read: Any,
+) -> Any:
     """The sums of a pass, leading axis R."""
 
     def of_one(mixture: Any) -> Any:
-        return sweep.over_blocks(partial(algorithm.terms, component, problem, mixture), blocks)
+        return sweep.over_blocks(
+            partial(algorithm.terms, component, problem, mixture), blocks
+        )
 
     return jax.vmap(of_one)(read)
 
 
 def after_pass(
-    algorithm: Algorithm, component: Component, problem: Any, point: Visit[T], sums: Any, total: Array
+    algorithm: Algorithm,
+    component: Component,
+    problem: Any,
+    point: Visit[T],
+    sums: Any,
+    total: Array,
 ) -> Iterate[Visit[T]]:
     """The states after a pass with these sums, leading axis R."""
 
@@ -175,7 +210,11 @@ def after_pass(
 
 
 def step_of(
-    algorithm: Algorithm, component: Component, problem: Any, blocks: sweep.Blocks, total: Array
+    algorithm: Algorithm,
+    component: Component,
+    problem: Any,
+    blocks: sweep.Blocks,
+    total: Array,
 ) -> Step[Visit[T]]:
     """An algorithm for :func:`numpyro_tempered.core.ascent.advance`; ``total`` is the sum of the weights."""
 
@@ -195,7 +234,9 @@ def rounding_error(total: Array, *terms: Array, alpha: Array | float = 1.0) -> A
         *terms: What the objective is the sum of.
         alpha: Power on the likelihood; below 1 the log-gammas of n are left.
     """
-    size = sum(map(jnp.abs, terms)) + jnp.maximum(1.0, alpha) * total * (1.0 + jnp.log1p(total))
+    size = sum(map(jnp.abs, terms)) + jnp.maximum(1.0, alpha) * total * (
+        1.0 + jnp.log1p(total)
+    )
     return 32.0 * jnp.finfo(total.dtype).eps * size
 
 
@@ -218,9 +259,14 @@ def ascend(
         for until in range(stride, max_iter + stride, stride):
             state = advance(state, min(until, max_iter))
             if limits.progress_bar is not False:
-                best, num_active = float(np.asarray(state.objective).max()), int(np.asarray(state.active).sum())
+                best, num_active = (
+                    float(np.asarray(state.objective).max()),
+                    int(np.asarray(state.active).sum()),
+                )
                 # A refresh would show the bar before its time.
-                bar.set_postfix(objective=f"{best:.6g}", active=num_active, refresh=False)
+                bar.set_postfix(
+                    objective=f"{best:.6g}", active=num_active, refresh=False
+                )
                 bar.update(int(state.num_steps) - bar.n)
             if not np.asarray(state.active).any():
                 break
@@ -228,13 +274,17 @@ def ascend(
 
 
 @partial(jax.jit, static_argnames=("function", "component"))
-def for_restarts(function: Callable[..., T], component: Component, problem: object, *trees: object) -> T:
+def for_restarts(
+    function: Callable[..., T], component: Component, problem: object, *trees: object
+) -> T:
     """``function(component, problem, ...)`` for each restart: the leading axis R of ``trees``."""
     return jax.vmap(partial(function, component, problem))(*trees)
 
 
 @partial(jax.jit, static_argnames=("function", "component"))
-def for_keys(function: Callable[..., T], component: Component, keys: Array, *arguments: object) -> T:
+def for_keys(
+    function: Callable[..., T], component: Component, keys: Array, *arguments: object
+) -> T:
     """``function(key, component, ...)`` for each key, one after the other, with the keys' leading axis."""
     return jax.lax.map(lambda key: function(key, component, *arguments), keys)
 
@@ -272,4 +322,6 @@ def check_finite(state: Ascent[Visit[T]], component: Component) -> None:
             "bits."
         )
     if num_failed:
-        warn_caller(f"{num_failed} of {len(objectives)} restarts did not keep a finite objective.")
+        warn_caller(
+            f"{num_failed} of {len(objectives)} restarts did not keep a finite objective."
+        )

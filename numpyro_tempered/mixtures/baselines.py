@@ -21,7 +21,10 @@ def baseline_columns(
     options: Mapping[str, Any],
 ) -> dict[str, np.ndarray]:
     """Log-likelihood, BIC and ICL of maximum likelihood by family and K."""
-    settings = {"num_restarts": options["num_restarts"], "sample_weight": options.get("sample_weight")}
+    settings = {
+        "num_restarts": options["num_restarts"],
+        "sample_weight": options.get("sample_weight"),
+    }
 
     def baseline(component: Component, k: int) -> tuple[float, float, float]:
         if component.maximum_likelihood is None:

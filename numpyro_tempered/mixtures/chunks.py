@@ -16,10 +16,25 @@ from numpyro_tempered.core.processes import spans_processes, to_host
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.array import array_source
-from numpyro_tempered.mixtures.ascent import Algorithm, Limits, Summary, Visit, after_pass
-from numpyro_tempered.mixtures.components.base import Component, check_is_component, missing_form
+from numpyro_tempered.mixtures.ascent import (
+    Algorithm,
+    Limits,
+    Summary,
+    Visit,
+    after_pass,
+)
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    check_is_component,
+    missing_form,
+)
 from numpyro_tempered.mixtures.draws import generator_of
-from numpyro_tempered.mixtures.prepare import MixtureData, centre_data, spacing_of, weight_of
+from numpyro_tempered.mixtures.prepare import (
+    MixtureData,
+    centre_data,
+    spacing_of,
+    weight_of,
+)
 from numpyro_tempered.mixtures.source import Beginning, pass_of
 
 Chunk: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
@@ -59,7 +74,10 @@ class ChunkSource(NamedTuple):
 
         def centre_blocks() -> Iterator[Block]:
             for rows, weight in read_checked(self.chunks, self.data.component):
-                yield (rows if centre is None else rows - centre).astype(dtype), weight.astype(dtype)
+                yield (
+                    (rows if centre is None else rows - centre).astype(dtype),
+                    weight.astype(dtype),
+                )
 
         for (rows, weight), num_rows in blocks(centre_blocks(), self.size):
             count += num_rows
@@ -87,28 +105,52 @@ class ChunkSource(NamedTuple):
             # A reader that is faster than the sums would fill the memory with blocks that wait.
             jax.block_until_ready(running)
             block = jnp.asarray(rows), jnp.asarray(weight)
-            running = add_block(summary, running, *block, read, component=component, size=self.inner)
+            running = add_block(
+                summary, running, *block, read, component=component, size=self.inner
+            )
         return _finish(summary, component, running, read, arguments)
 
     def begin(
-        self, rng_key: Array, algorithm: Algorithm, problem: P, beginning: Beginning, rest: object = None
+        self,
+        rng_key: Array,
+        algorithm: Algorithm,
+        problem: P,
+        beginning: Beginning,
+        rest: object = None,
     ) -> tuple[P, Any]:
         """The problem, and states from responsibilities of the sample, weighted as all data."""
         problem = jax.tree.map(np.asarray, self.reduce(algorithm.pose, problem))
         scale = self.data.total / float(np.sum(self.data.weight, dtype=np.float64))
-        data = self.data._replace(weight=(scale * self.data.weight).astype(self.data.weight.dtype))
-        sample = array_source(data, beginning.num_components, beginning.num_restarts, fill=False)
+        data = self.data._replace(
+            weight=(scale * self.data.weight).astype(self.data.weight.dtype)
+        )
+        sample = array_source(
+            data, beginning.num_components, beginning.num_restarts, fill=False
+        )
         _, states = sample.begin(rng_key, algorithm, problem, beginning)
         return problem, states
 
-    def ascend(self, algorithm: Algorithm, problem: Any, states: T, limits: Limits) -> Ascent[Visit[T]]:
+    def ascend(
+        self, algorithm: Algorithm, problem: Any, states: T, limits: Limits
+    ) -> Ascent[Visit[T]]:
         """All restarts to their ends, a pass over the chunks for each iteration."""
         component, dtype = self.data.component, self.data.rows.dtype
-        tolerance, total = (np.asarray(each, dtype) for each in (limits.tolerance_at(dtype), self.data.total))
+        tolerance, total = (
+            np.asarray(each, dtype)
+            for each in (limits.tolerance_at(dtype), self.data.total)
+        )
 
         def advance(state: Ascent[Visit[T]], until: int) -> Ascent[Visit[T]]:
             sums = self.reduce(pass_of(algorithm), problem, state.point.update)
-            return _after_pass(state, problem, sums, tolerance, total, component=component, algorithm=algorithm)
+            return _after_pass(
+                state,
+                problem,
+                sums,
+                tolerance,
+                total,
+                component=component,
+                algorithm=algorithm,
+            )
 
         state = ascent.begin(states, limits.max_iter)
         return ascent.ended(ascent.ascend(advance, state, limits, stride=1))
@@ -127,14 +169,20 @@ def open_chunks(chunks: Chunks) -> Iterator[Chunk]:
         TypeError: If they cannot be read more than once.
     """
     if isinstance(chunks, Iterator) or hasattr(chunks, "shape"):
-        kind = "an iterator, which is used up by one pass" if isinstance(chunks, Iterator) else "one array"
+        kind = (
+            "an iterator, which is used up by one pass"
+            if isinstance(chunks, Iterator)
+            else "one array"
+        )
         raise TypeError(
             f"chunks is {kind}; expected a list of arrays, or a function that makes a new iterable of arrays "
             "for each pass."
         )
     iterable = chunks() if callable(chunks) else chunks
     if not isinstance(iterable, Iterable) or hasattr(iterable, "shape"):
-        raise TypeError(f"chunks gave a {type(iterable).__name__}; expected an iterable of arrays.")
+        raise TypeError(
+            f"chunks gave a {type(iterable).__name__}; expected an iterable of arrays."
+        )
     return iter(iterable)
 
 
@@ -192,7 +240,10 @@ def chunk_source(
         ValueError: If there is no row, or a row is not of the family.
     """
     check_is_component(component)
-    num_start_rows, size = check_count(num_start_rows, "num_start_rows"), check_count(size, "size", 2)
+    num_start_rows, size = (
+        check_count(num_start_rows, "num_start_rows"),
+        check_count(size, "size", 2),
+    )
     generator = generator_of(rng_key, SAMPLE)
     form = component
     num_rows, total, spacing = 0, 0.0, 0.0
@@ -203,24 +254,44 @@ def chunk_source(
             form = missing_form(component, rows)
         observed = np.where(np.isnan(rows), 0.0, weight[:, None].astype(np.float64))
         mass = mass + observed.sum(axis=0)
-        moment = moment + np.nansum(np.where(observed > 0, rows, 0.0) * observed, axis=0)
-        new = [rows, weight, num_rows + np.arange(len(rows)), generator.random(len(rows))]
-        sample = [np.concatenate(pair) for pair in zip(sample, new, strict=True)] if sample else new
+        moment = moment + np.nansum(
+            np.where(observed > 0, rows, 0.0) * observed, axis=0
+        )
+        new = [
+            rows,
+            weight,
+            num_rows + np.arange(len(rows)),
+            generator.random(len(rows)),
+        ]
+        sample = (
+            [np.concatenate(pair) for pair in zip(sample, new, strict=True)]
+            if sample
+            else new
+        )
         if len(sample[0]) > num_start_rows:
             # The rows whose random numbers are least: a sample without replacement.
             least = np.argpartition(sample[3], num_start_rows)[:num_start_rows]
             sample = [each[least] for each in sample]
-        num_rows, total = num_rows + len(rows), total + float(weight.sum(dtype=np.float64))
+        num_rows, total = (
+            num_rows + len(rows),
+            total + float(weight.sum(dtype=np.float64)),
+        )
         spacing = max(spacing, spacing_of(rows))
     if num_rows == 0:
         raise ValueError("the chunks hold no row.")
     rows, weight = (each[np.argsort(sample[2])] for each in sample[:2])
     sample_weight = np.asarray(weight, jax.dtypes.canonicalize_dtype(rows.dtype))
-    centre = None if component.location is None else moment / np.where(mass > 0, mass, 1.0)
-    data = centre_data(component, rows, sample_weight, centre, total=total, spacing=spacing, form=form)
+    centre = (
+        None if component.location is None else moment / np.where(mass > 0, mass, 1.0)
+    )
+    data = centre_data(
+        component, rows, sample_weight, centre, total=total, spacing=spacing, form=form
+    )
     multiple_of = min(multiple_of, num_rows)
     size = max(-(-min(size, num_rows) // multiple_of) * multiple_of, 2)
-    return ChunkSource(data, chunks, num_rows, size, sweep.block_size(size, num_together))
+    return ChunkSource(
+        data, chunks, num_rows, size, sweep.block_size(size, num_together)
+    )
 
 
 @partial(jax.jit, static_argnames=("summary", "component"))
@@ -230,15 +301,32 @@ def _read(summary: Summary, component: Component, arguments: tuple[Any, ...]) ->
 
 @partial(jax.jit, static_argnames=("summary", "component", "size"))
 def add_block(
-    summary: Summary, running: T | None, rows: Array, weight: Array, read: Any, *, component: Component, size: int
+    summary: Summary,
+    running: T | None,
+    rows: Array,
+    weight: Array,
+    read: Any,
+    *,
+    component: Component,
+    size: int,
 ) -> T:
     """The running sums, None before the first block, with those of one more."""
     terms = summary.sums(component, sweep.make_blocks(rows, weight, size), read)
-    return jax.tree.map(CompensatedSum.start, terms) if running is None else sweep.add_terms(running, terms)
+    return (
+        jax.tree.map(CompensatedSum.start, terms)
+        if running is None
+        else sweep.add_terms(running, terms)
+    )
 
 
 @partial(jax.jit, static_argnames=("summary", "component"))
-def _finish(summary: Summary, component: Component, running: Any, read: Any, arguments: tuple[Any, ...]) -> Any:
+def _finish(
+    summary: Summary,
+    component: Component,
+    running: Any,
+    read: Any,
+    arguments: tuple[Any, ...],
+) -> Any:
     return summary.finish(component, sweep.total_of(running), read, *arguments)
 
 

@@ -7,7 +7,15 @@ from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.mixtures.array import ArraySource
-from numpyro_tempered.mixtures.ascent import History, Limits, Visit, check_finite, for_keys, for_restarts, restart
+from numpyro_tempered.mixtures.ascent import (
+    History,
+    Limits,
+    Visit,
+    check_finite,
+    for_keys,
+    for_restarts,
+    restart,
+)
 from numpyro_tempered.mixtures.factors import (
     COMMON_CAVI,
     TEMPERED_CAVI,
@@ -47,12 +55,20 @@ def climb(
     tolerance = limits.tolerance_at(data.rows.dtype) * data.total
     if isinstance(source, ArraySource):
         for number in range(num_moves):
-            keys = jax.random.split(jax.random.fold_in(rng_key, MOVES + number), limits.num_restarts)
+            keys = jax.random.split(
+                jax.random.fold_in(rng_key, MOVES + number), limits.num_restarts
+            )
             parent = restart(state.point.factors, best)
-            proposals = for_keys(propose, data.component, keys, problem, parent, source.blocks)
+            proposals = for_keys(
+                propose, data.component, keys, problem, parent, source.blocks
+            )
             after = ascend(source, problem, proposals, limits)
             if np.max(after.objective) > state.objective[best] + tolerance:
-                state, best, num_accepted = after, int(np.argmax(after.objective)), num_accepted + 1
+                state, best, num_accepted = (
+                    after,
+                    int(np.argmax(after.objective)),
+                    num_accepted + 1,
+                )
     history = History.of(state, best, objectives, limits.num_restarts)
     if not history.converged:
         warn_caller(
@@ -60,19 +76,32 @@ def climb(
             "tolerance."
         )
     worst = int(np.argmax(state.fall))
-    factors, fallen = restart(state.point.factors, best), (worst, restart(state.point, worst))
-    return Outcome(factors, history, num_accepted, tolerance, float(state.fall[worst]), fallen)
+    factors, fallen = (
+        restart(state.point.factors, best),
+        (worst, restart(state.point, worst)),
+    )
+    return Outcome(
+        factors, history, num_accepted, tolerance, float(state.fall[worst]), fallen
+    )
 
 
-def ascend(source: Source, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
+def ascend(
+    source: Source, problem: MixtureProblem, factors: Factors, limits: Limits
+) -> Ascent[Visit[Factors]]:
     """All starts to their ends; with sums about 0 where rows are many and these keep their digits."""
     location, component = source.data.component.location, source.data.component
     # Where missing entries depend on others, no statistics are common: each component completes rows in its way.
     if location is not None and location.completed is None and source.is_large:
         state = source.ascend(COMMON_CAVI, problem, factors, limits)
-        sizes = np.asarray(for_restarts(common_sizes, component, problem, state.point.update))
+        sizes = np.asarray(
+            for_restarts(common_sizes, component, problem, state.point.update)
+        )
         rounding = 0.5 * float(np.finfo(sizes.dtype).eps) * sizes.max()
         # What is not finite compares as False.
-        if np.isfinite(state.objective).all() and rounding <= COMMON_ROUNDING and not np.any(state.fall > 0):
+        if (
+            np.isfinite(state.objective).all()
+            and rounding <= COMMON_ROUNDING
+            and not np.any(state.fall > 0)
+        ):
             return state
     return source.ascend(TEMPERED_CAVI, problem, factors, limits)

@@ -29,14 +29,20 @@ def criterion_columns(
     """The comparison by model, without baselines."""
     bounds = [fitted.bound for fitted in fits.values() if fitted.bound is not None]
     if len(bounds) < len(fits):
-        raise ValueError("num_samples=0 leaves out E1, which the number of components is selected by.")
+        raise ValueError(
+            "num_samples=0 leaves out E1, which the number of components is selected by."
+        )
     elbo = np.array([bound.value for bound in bounds])
-    labels = np.array([label_term(fitted) if label_multiplicity else 0.0 for fitted in fits.values()])
+    labels = np.array(
+        [label_term(fitted) if label_multiplicity else 0.0 for fitted in fits.values()]
+    )
     spread = np.array([fitted.spread for fitted in fits.values()])
     se = np.array([bound.se for bound in bounds])
     kl = np.array([fitted.kl for fitted in fits.values()])
     num_best = np.array([fitted.num_best for fitted in fits.values()])
-    ranking = rank_models(elbo + labels, log_weights, error=np.where(num_best < 2, spread, 0.0) + 2.0 * se)
+    ranking = rank_models(
+        elbo + labels, log_weights, error=np.where(num_best < 2, spread, 0.0) + 2.0 * se
+    )
     return {
         "elbo": elbo,
         "se": se,
@@ -46,7 +52,8 @@ def criterion_columns(
         "criterion": ranking.criterion,
         "rank": ranking.rank,
         "weight": ranking.weight,
-        "expected_log_lik": (elbo + kl) / np.array([fitted.alpha for fitted in fits.values()]),
+        "expected_log_lik": (elbo + kl)
+        / np.array([fitted.alpha for fitted in fits.values()]),
         "kl": kl,
         "num_occupied": np.array([fitted.num_occupied for fitted in fits.values()]),
         "num_best": num_best,
@@ -57,15 +64,21 @@ def criterion_columns(
 
 
 def comparison_dataset(
-    columns: Mapping[str, np.ndarray], models: Sequence[Model], attrs: Mapping[str, object]
+    columns: Mapping[str, np.ndarray],
+    models: Sequence[Model],
+    attrs: Mapping[str, object],
 ) -> "xr.Dataset":
     """The comparison by K, or by family and K: NaN where a family has not this K."""
     pairs = [model for model in models if isinstance(model, tuple)]
     if not pairs:
         dims, coords = ["num_components"], {"num_components": list(models)}
-        return dataset(columns, coords=coords, dims=dict.fromkeys(columns, dims), attrs=attrs)
+        return dataset(
+            columns, coords=coords, dims=dict.fromkeys(columns, dims), attrs=attrs
+        )
     names, orders = (list(dict.fromkeys(part)) for part in zip(*pairs, strict=True))
-    places = tuple(np.array([[names.index(name), orders.index(k)] for name, k in pairs]).T)
+    places = tuple(
+        np.array([[names.index(name), orders.index(k)] for name, k in pairs]).T
+    )
     is_whole = len(pairs) == len(names) * len(orders)
 
     def spread(values: np.ndarray) -> np.ndarray:

@@ -40,7 +40,9 @@ def bic(log_likelihood: float, num_parameters: int, num_data: float) -> float:
     return -2.0 * log_likelihood + num_parameters * math.log(num_data)
 
 
-def icl(log_likelihood: float, num_parameters: int, num_data: float, entropy: float) -> float:
+def icl(
+    log_likelihood: float, num_parameters: int, num_data: float, entropy: float
+) -> float:
     r"""The integrated complete-data likelihood, BIC + 2 H.
 
     :math:`H = -\sum_{ij} \omega_{ij} \log \omega_{ij}` is the entropy of the responsibilities. Clusters that

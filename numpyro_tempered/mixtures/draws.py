@@ -14,7 +14,11 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import weights
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    Parameters,
+)
 from numpyro_tempered.mixtures.factors import Factors
 
 
@@ -37,7 +41,11 @@ Noises: TypeAlias = dict[str, Noise]
 
 def seed_of(rng_key: Array) -> list[int]:
     """The numbers of a key of JAX."""
-    data = jax.random.key_data(rng_key) if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else rng_key
+    data = (
+        jax.random.key_data(rng_key)
+        if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+        else rng_key
+    )
     return np.asarray(data).ravel().tolist()
 
 
@@ -46,27 +54,41 @@ def generator_of(rng_key: Array, number: int) -> np.random.Generator:
     return np.random.default_rng([*seed_of(rng_key), number])
 
 
-def draw_noise(rng_key: Array, component: Component, factors: Factors, num_samples: int) -> tuple[Any, Noises]:
+def draw_noise(
+    rng_key: Array, component: Component, factors: Factors, num_samples: int
+) -> tuple[Any, Noises]:
     """Random numbers for S draws of the factors: log weights ``(S, K)``, and those of each site, S first.
 
     Those of the first components do not depend on how many there are.
     """
     seed = seed_of(rng_key)
-    needs, others = (_needs(component, factors.posterior, np.float64(value)) for value in (1.0, 2.0))
+    needs, others = (
+        _needs(component, factors.posterior, np.float64(value)) for value in (1.0, 2.0)
+    )
 
     def of_site(number: int, name: str) -> Noise:
         # A gamma takes as many random numbers as it needs: what comes behind has a generator of its own.
-        of_gammas, of_others = (np.random.default_rng([*seed, number + 1, part]) for part in (0, 1))
+        of_gammas, of_others = (
+            np.random.default_rng([*seed, number + 1, part]) for part in (0, 1)
+        )
         log_gamma, normal, key = needs[name]
-        if log_gamma is not None and not np.array_equal(log_gamma, others[name].log_gamma):
+        if log_gamma is not None and not np.array_equal(
+            log_gamma, others[name].log_gamma
+        ):
             # It depends on what another site draws: that is known on the device alone.
             log_gamma, normal, key = None, None, np.zeros(2)
         return Noise(
-            None if log_gamma is None else draw_log_gamma(of_gammas, np.asarray(log_gamma), num_samples),
+            None
+            if log_gamma is None
+            else draw_log_gamma(of_gammas, np.asarray(log_gamma), num_samples),
             None
             if normal is None
-            else np.moveaxis(of_others.standard_normal((*normal.shape, num_samples)), -1, 0),
-            None if key is None else of_others.integers(2**32, size=(num_samples, 2), dtype=np.uint32),
+            else np.moveaxis(
+                of_others.standard_normal((*normal.shape, num_samples)), -1, 0
+            ),
+            None
+            if key is None
+            else of_others.integers(2**32, size=(num_samples, 2), dtype=np.uint32),
         )
 
     concentration = np.asarray(factors.concentration)
@@ -78,7 +100,9 @@ def draw_noise(rng_key: Array, component: Component, factors: Factors, num_sampl
     }
 
 
-def draw_log_gamma(rng: np.random.Generator, shape: np.ndarray, num_samples: int) -> np.ndarray:
+def draw_log_gamma(
+    rng: np.random.Generator, shape: np.ndarray, num_samples: int
+) -> np.ndarray:
     """Logarithms of S standard gammas of each shape parameter: G(a) is distributed as G(a + 1) U^(1/a)."""
     size, a = (*shape.shape, num_samples), shape[..., None]
     gammas = rng.standard_gamma(a + 1.0, size)
@@ -105,9 +129,15 @@ def _needs(component: Component, posterior: Hyperparameters, value: Array) -> No
             needs[name] = Noise(jnp.broadcast_to(fn.concentration, normal.shape))
         elif isinstance(fn, dist.Beta):
             pair = fn.concentration1, fn.concentration0
-            needs[name] = Noise(jnp.stack([jnp.broadcast_to(each, normal.shape) for each in pair], axis=-1))
+            needs[name] = Noise(
+                jnp.stack(
+                    [jnp.broadcast_to(each, normal.shape) for each in pair], axis=-1
+                )
+            )
         elif isinstance(fn, dist.Wishart):
-            halves = 0.5 * (fn.concentration[..., None] - jnp.arange(fn.event_shape[-1]))
+            halves = 0.5 * (
+                fn.concentration[..., None] - jnp.arange(fn.event_shape[-1])
+            )
             needs[name] = Noise(jnp.broadcast_to(halves, normal.shape[:-1]), normal)
         else:
             needs[name] = Noise(key=jnp.zeros(2, jnp.uint32))
@@ -121,7 +151,9 @@ def _needs(component: Component, posterior: Hyperparameters, value: Array) -> No
     return needs
 
 
-def parameters_at(component: Component, posterior: Hyperparameters, noises: Noises) -> Parameters:
+def parameters_at(
+    component: Component, posterior: Hyperparameters, noises: Noises
+) -> Parameters:
     """The parameters of one draw, K first, from the random numbers of its sites."""
 
     def sample(name: str, fn: dist.Distribution) -> Array:
@@ -131,7 +163,9 @@ def parameters_at(component: Component, posterior: Hyperparameters, noises: Nois
         if isinstance(fn, dist.Normal):
             return fn.loc + fn.scale * normal
         if isinstance(fn, dist.MultivariateNormal):
-            return fn.loc + jnp.einsum("...ij,...j->...i", fn.scale_tril, normal, precision="highest")
+            return fn.loc + jnp.einsum(
+                "...ij,...j->...i", fn.scale_tril, normal, precision="highest"
+            )
         if isinstance(fn, dist.Gamma):
             return jnp.exp(log_gamma) / fn.rate
         if isinstance(fn, dist.Dirichlet):
@@ -139,8 +173,12 @@ def parameters_at(component: Component, posterior: Hyperparameters, noises: Nois
         if isinstance(fn, dist.Beta):
             return jax.nn.softmax(log_gamma, axis=-1)[..., 0]
         # Bartlett's decomposition of a Wishart.
-        root = jnp.sqrt(2.0 * jnp.exp(log_gamma))[..., None] * jnp.eye(fn.event_shape[-1])
-        root = jnp.matmul(fn.scale_tril, jnp.tril(normal, -1) + root, precision="highest")
+        root = jnp.sqrt(2.0 * jnp.exp(log_gamma))[..., None] * jnp.eye(
+            fn.event_shape[-1]
+        )
+        root = jnp.matmul(
+            fn.scale_tril, jnp.tril(normal, -1) + root, precision="highest"
+        )
         return jnp.matmul(root, jnp.swapaxes(root, -1, -2), precision="highest")
 
     with numpyro.validation_enabled(False):

@@ -12,7 +12,12 @@ from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent
 from numpyro_tempered.mixtures.array import ArraySource, array_source
-from numpyro_tempered.mixtures.chunks import Chunks, ChunkSource, chunk_source, is_chunks
+from numpyro_tempered.mixtures.chunks import (
+    Chunks,
+    ChunkSource,
+    chunk_source,
+    is_chunks,
+)
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, check_is_component
 from numpyro_tempered.mixtures.criteria import aic, bic, icl
@@ -171,14 +176,23 @@ def em(
     pseudo_data = float(check_number(pseudo_data, "pseudo_data", "[0, inf)"))
     check_is_component(component)
     if component.maximum_likelihood is None:
-        raise ValueError(f"{component.name} has no maximum_likelihood: take nt.mixtures.fit.")
+        raise ValueError(
+            f"{component.name} has no maximum_likelihood: take nt.mixtures.fit."
+        )
     source: ArraySource | ChunkSource
     if is_chunks(x):
         if sample_weight is not None:
-            raise ValueError("chunks bring their weights: give tuples (rows, sample_weight), not sample_weight.")
+            raise ValueError(
+                "chunks bring their weights: give tuples (rows, sample_weight), not sample_weight."
+            )
         together = num_components * limits.num_restarts
         source = chunk_source(
-            rng_key, x, component, num_start_rows=num_start_rows, size=size, num_together=together
+            rng_key,
+            x,
+            component,
+            num_start_rows=num_start_rows,
+            size=size,
+            num_together=together,
         )
     else:
         rows = prepare(x, component, sample_weight)  # type: ignore[arg-type]
@@ -194,7 +208,9 @@ def em(
     def rest(problem: EMProblem, points: Point) -> Rest:
         return Rest(limits, FINAL, (in_double(ascent.restart(points, 0)), extra))
 
-    problem, points = source.begin(rng_key, algorithm, EMProblem(data.prior, active, *numbers), beginning, rest)
+    problem, points = source.begin(
+        rng_key, algorithm, EMProblem(data.prior, active, *numbers), beginning, rest
+    )
     if not bool(problem.is_resolved):
         raise FloatingPointError(
             f"the data as a whole have no maximum likelihood of {component.name!r}: a column is constant, "
@@ -205,7 +221,9 @@ def em(
     best = int(np.argmax(objectives))
     rounding = np.zeros_like(objectives)
     if np.any(state.fall > 0):
-        losses = ascent.for_restarts(rounding_loss, data.component, problem, state.point.factors)
+        losses = ascent.for_restarts(
+            rounding_loss, data.component, problem, state.point.factors
+        )
         rounding = np.asarray(losses) * data.total
     check_em(state, best, objectives, rounding)
     point = ascent.restart(state.point.factors, best)
@@ -215,7 +233,8 @@ def em(
     check_resolution(data.component, values.spacing, values.losses, values.counts)
     # Without what fills up.
     parameters, log_weights, counts, point = jax.tree.map(
-        lambda leaf: leaf[:num_components], (values.parameters, point64.log_weights, values.counts, point)
+        lambda leaf: leaf[:num_components],
+        (values.parameters, point64.log_weights, values.counts, point),
     )
     weights = np.exp(log_weights)
     return MixtureEM(
@@ -227,7 +246,9 @@ def em(
         log_likelihood=float(values.log_likelihood),
         counts=counts,
         entropy=float(values.entropy),
-        num_parameters=num_components - 1 + derived.num_parameters(data.component, data.prior, num_components),
+        num_parameters=num_components
+        - 1
+        + derived.num_parameters(data.component, data.prior, num_components),
         pseudo_data=pseudo_data,
         total=data.total,
         **ascent.History.of(state, best, objectives, limits.num_restarts)._asdict(),

@@ -36,7 +36,14 @@ from numpyro_tempered.mixtures.rounding import (
     sizes_of,
 )
 from numpyro_tempered.mixtures.source import Rest, Source
-from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, base_sum, in_double, sweep
+from numpyro_tempered.mixtures.sweep import (
+    Blocks,
+    Coefficients,
+    Sums,
+    base_sum,
+    in_double,
+    sweep,
+)
 
 # Nats a datum, times an alpha above 1, that one more step may raise the objective of a fit that has converged.
 RISE = 1e-4
@@ -99,7 +106,11 @@ def evaluate(
             rounding.
         RuntimeError: If F fell by more than rounding.
     """
-    data, size, dtype = source.data, settings.num_components, outcome.factors.concentration.dtype
+    data, size, dtype = (
+        source.data,
+        settings.num_components,
+        outcome.factors.concentration.dtype,
+    )
     arguments = final_arguments(rng_key, data, problem, outcome.factors, num_samples)
     with double_precision():
         values = jax.tree.map(np.asarray, source.reduce(FINAL, *arguments))
@@ -107,13 +118,17 @@ def evaluate(
     check_rounding(data.component, values.sizes, values.counts, dtype)
     limit = max(RISE * max(1.0, settings.alpha) * data.total, outcome.tolerance)
     value, rise = float(values.objective), float(values.rise)
-    converged = has_converged(data, outcome, rise, limit, partial(step_error, source, problem))
+    converged = has_converged(
+        data, outcome, rise, limit, partial(step_error, source, problem)
+    )
     return MixtureFit(
         component=data.component,
         alpha=settings.alpha,
         # Without what fills up.
         factors=jax.tree.map(lambda leaf: leaf[:size], outcome.factors),
-        problem=problem._replace(concentration=problem.concentration[:size], base=values.base.astype(dtype)),
+        problem=problem._replace(
+            concentration=problem.concentration[:size], base=values.base.astype(dtype)
+        ),
         centre=data.centre,
         objective=value,
         kl=float(values.kl),
@@ -126,18 +141,34 @@ def evaluate(
 
 
 def following(
-    rng_key: Array, data: MixtureData, problem: MixtureProblem, limits: Limits, num_samples: int, *_: object
+    rng_key: Array,
+    data: MixtureData,
+    problem: MixtureProblem,
+    limits: Limits,
+    num_samples: int,
+    *_: object,
 ) -> Rest:
     """What follows the beginning of a fit; see :class:`Rest`."""
-    at_prior = Factors(problem.concentration, broadcast_prior(problem.prior, len(problem.concentration)))
-    return Rest(limits, FINAL, final_arguments(rng_key, data, problem, at_prior, num_samples))
+    at_prior = Factors(
+        problem.concentration,
+        broadcast_prior(problem.prior, len(problem.concentration)),
+    )
+    return Rest(
+        limits, FINAL, final_arguments(rng_key, data, problem, at_prior, num_samples)
+    )
 
 
 def final_arguments(
-    rng_key: Array, data: MixtureData, problem: MixtureProblem, factors: Factors, num_samples: int
+    rng_key: Array,
+    data: MixtureData,
+    problem: MixtureProblem,
+    factors: Factors,
+    num_samples: int,
 ) -> tuple[Factors, Draws | None, tuple[np.ndarray | None, np.ndarray, MixtureProblem]]:
     """The arguments of ``FINAL``, on the host."""
-    problem, factors = jax.tree.map(partial(np.asarray, dtype=np.float64), (problem, factors))
+    problem, factors = jax.tree.map(
+        partial(np.asarray, dtype=np.float64), (problem, factors)
+    )
     draws = None
     if num_samples:
         with double_precision():
@@ -149,15 +180,23 @@ def final_coefficients(
     component: Component, factors: Factors, draws: Draws | None, extra: object
 ) -> tuple[Coefficients, Coefficients | None]:
     """The factors and the draws as what a pass reads."""
-    return coefficients(component, factors), None if draws is None else coefficients_of(component, factors, draws)
+    return coefficients(component, factors), None if draws is None else coefficients_of(
+        component, factors, draws
+    )
 
 
-def final_sums(component: Component, blocks: Blocks, read: tuple[Coefficients, Coefficients | None]) -> FinalSums:
+def final_sums(
+    component: Component, blocks: Blocks, read: tuple[Coefficients, Coefficients | None]
+) -> FinalSums:
     """The last pass over the data, and one more for each draw."""
     blocks, log_likelihoods, (mixture, draws) = in_double(blocks), jnp.zeros(0), read
     if draws is not None:
-        log_likelihoods = jax.lax.map(lambda draw: sweep(component, draw, blocks).log_sum, draws)
-    return FinalSums(sweep(component, mixture, blocks), base_sum(component, blocks), log_likelihoods)
+        log_likelihoods = jax.lax.map(
+            lambda draw: sweep(component, draw, blocks).log_sum, draws
+        )
+    return FinalSums(
+        sweep(component, mixture, blocks), base_sum(component, blocks), log_likelihoods
+    )
 
 
 def final_values(
@@ -184,9 +223,13 @@ def final_values(
     kl = penalty(component, problem, factors)
     value = problem.alpha * (sums.log_sum + base) - kl
     if read_draws is not None:
-        gap = partial(bound_gap, problem, sums, sums.log_sum - complete_likelihood(mixture, sums))
+        gap = partial(
+            bound_gap, problem, sums, sums.log_sum - complete_likelihood(mixture, sums)
+        )
         gaps = jax.vmap(gap)(read_draws, final.log_likelihoods)
-    rise = distance(component, factors, update(component, problem, sums, mixture.centres))
+    rise = distance(
+        component, factors, update(component, problem, sums, mixture.centres)
+    )
     sizes = sizes_of(mixture, sums)
     return FinalValues(value, rise, sums.counts, base, kl, gaps, spacing, losses, sizes)
 
@@ -194,21 +237,29 @@ def final_values(
 FINAL = Summary(final_coefficients, final_sums, final_values)
 
 
-def coefficients_of(component: Component, factors: Factors, draws: Draws) -> Coefficients:
+def coefficients_of(
+    component: Component, factors: Factors, draws: Draws
+) -> Coefficients:
     """The draws as what a pass over the data reads, about the centres of the factors, S first."""
     centres = centres_of(component, factors)
     posterior = about(component, factors, centres).posterior
 
     def of_one(log_weights: Array, noises: Noises) -> Coefficients:
         parameters = parameters_at(component, posterior, noises)
-        return Coefficients(log_weights, *derived.coefficients_at(component, posterior, parameters), centres)
+        return Coefficients(
+            log_weights,
+            *derived.coefficients_at(component, posterior, parameters),
+            centres,
+        )
 
     return jax.vmap(of_one)(*draws)
 
 
 def step_error(source: Source, problem: MixtureProblem, visit: Visit[Factors]) -> float:
     """What F loses by a step of the factors that is not taken in double precision."""
-    problem, (factors, following) = jax.tree.map(partial(np.asarray, dtype=np.float64), (problem, visit))
+    problem, (factors, following) = jax.tree.map(
+        partial(np.asarray, dtype=np.float64), (problem, visit)
+    )
     with double_precision():
         return float(source.reduce(STEP_ERROR, factors, None, (problem, following)))
 
@@ -222,14 +273,22 @@ def _step_error(
     extra: tuple[MixtureProblem, Factors],
 ) -> Array:
     problem, following = extra
-    return distance(component, following, update_in_order(component, problem, final.sums, read[0].centres))
+    return distance(
+        component,
+        following,
+        update_in_order(component, problem, final.sums, read[0].centres),
+    )
 
 
 STEP_ERROR = Summary(final_coefficients, final_sums, _step_error)
 
 
 def bound_gap(
-    problem: MixtureProblem, sums: Sums, label_entropy: Array, draw: Coefficients, log_likelihood: Array
+    problem: MixtureProblem,
+    sums: Sums,
+    label_entropy: Array,
+    draw: Coefficients,
+    log_likelihood: Array,
 ) -> Array:
     r"""E1 - F at one draw from rho.
 
@@ -244,4 +303,6 @@ def bound_gap(
         draw: The parameters, drawn from rho.
         log_likelihood: log L of the draw, without log h.
     """
-    return problem.alpha * (log_likelihood - complete_likelihood(draw, sums) - label_entropy)
+    return problem.alpha * (
+        log_likelihood - complete_likelihood(draw, sums) - label_entropy
+    )

@@ -8,11 +8,29 @@ import numpy as np
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import weights
-from numpyro_tempered.mixtures.ascent import Algorithm, History, Summary, Visit, rounding_error
+from numpyro_tempered.mixtures.ascent import (
+    Algorithm,
+    History,
+    Summary,
+    Visit,
+    rounding_error,
+)
 from numpyro_tempered.mixtures.components import derived
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, broadcast_prior, translate
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    broadcast_prior,
+    translate,
+)
 from numpyro_tempered.mixtures.prepare import MixtureData, Settings
-from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, accumulate, base_sum, block_sums
+from numpyro_tempered.mixtures.sweep import (
+    Blocks,
+    Coefficients,
+    Sums,
+    accumulate,
+    base_sum,
+    block_sums,
+)
 
 
 class Factors(NamedTuple):
@@ -78,7 +96,10 @@ def problem_of(data: MixtureData, settings: Settings, capacity: int) -> MixtureP
     prior, dtype = settings.concentration, data.rows.dtype
     weights.check_rounding(prior, dtype)
     filling = [(0, capacity - len(prior)), *[(0, 0)] * (prior.ndim - 1)]
-    numbers: Any = (np.asarray(each, dtype) for each in (np.pad(prior, filling), settings.alpha, 0.0))
+    numbers: Any = (
+        np.asarray(each, dtype)
+        for each in (np.pad(prior, filling), settings.alpha, 0.0)
+    )
     return MixtureProblem(data.prior, *numbers)
 
 
@@ -88,7 +109,9 @@ def centres_of(component: Component, factors: Factors) -> Array | None:
         return None
     # Where the prior of a component that is none is far away, nothing may overflow.
     return jnp.where(
-        weights.active(factors.concentration)[:, None], component.location.of(factors.posterior), 0.0
+        weights.active(factors.concentration)[:, None],
+        component.location.of(factors.posterior),
+        0.0,
     )
 
 
@@ -99,26 +122,39 @@ def about(component: Component, factors: Factors, centres: Array | None) -> Fact
     return factors._replace(posterior=translate(component, factors.posterior, -centres))
 
 
-def coefficients(component: Component, factors: Factors, centres: Array | None = None) -> Coefficients:
+def coefficients(
+    component: Component, factors: Factors, centres: Array | None = None
+) -> Coefficients:
     """E log p_j and E log q_j, linear in statistics about centres, which are those of the factors by default."""
     centres = centres_of(component, factors) if centres is None else centres
     log_weights = weights.expected_log(factors.concentration)
     return Coefficients(
-        log_weights, *derived.coefficients(component, about(component, factors, centres).posterior), centres
+        log_weights,
+        *derived.coefficients(component, about(component, factors, centres).posterior),
+        centres,
     )
 
 
-def update(component: Component, problem: MixtureProblem, sums: Sums, centres: Array | None = None) -> Factors:
+def update(
+    component: Component,
+    problem: MixtureProblem,
+    sums: Sums,
+    centres: Array | None = None,
+) -> Factors:
     """The factors given responsibilities: each prior plus alpha times its sums about the centres."""
     counts, statistics = problem.alpha * sums.counts, problem.alpha * sums.statistics
     prior = problem.prior
     if centres is not None:
         prior = translate(component, broadcast_prior(prior, counts.shape[0]), -centres)
-    posterior = translate(component, component.update(prior, counts, statistics), centres)
+    posterior = translate(
+        component, component.update(prior, counts, statistics), centres
+    )
     return Factors(weights.update(problem.concentration, counts), posterior)
 
 
-def in_order(problem: MixtureProblem, sums: Sums, centres: Array | None) -> tuple[Sums, Array | None]:
+def in_order(
+    problem: MixtureProblem, sums: Sums, centres: Array | None
+) -> tuple[Sums, Array | None]:
     """Sums and their centres in the best order of the components, where the weights have one."""
     order = weights.best_order(problem.concentration, problem.alpha * sums.counts)
     if order is None:
@@ -128,14 +164,20 @@ def in_order(problem: MixtureProblem, sums: Sums, centres: Array | None) -> tupl
 
 
 def update_in_order(
-    component: Component, problem: MixtureProblem, sums: Sums, centres: Array | None = None
+    component: Component,
+    problem: MixtureProblem,
+    sums: Sums,
+    centres: Array | None = None,
 ) -> Factors:
     """The factors given responsibilities, in the best order of the components."""
     return update(component, problem, *in_order(problem, sums, centres))
 
 
 def first_sums(
-    component: Component, problem: MixtureProblem, responsibilities: Array, blocks: Blocks
+    component: Component,
+    problem: MixtureProblem,
+    responsibilities: Array,
+    blocks: Blocks,
 ) -> tuple[Array | None, Sums]:
     """Centres and sums about them under responsibilities ``(P, B, K, b)``: a pass each."""
     sums, centres = accumulate(component, responsibilities, blocks), None
@@ -147,7 +189,10 @@ def first_sums(
 
 
 def first_factors(
-    component: Component, problem: MixtureProblem, responsibilities: Array, blocks: Blocks
+    component: Component,
+    problem: MixtureProblem,
+    responsibilities: Array,
+    blocks: Blocks,
 ) -> Factors:
     """The factors given responsibilities ``(P, B, K, b)``."""
     centres, sums = first_sums(component, problem, responsibilities, blocks)
@@ -170,20 +215,30 @@ def distance(component: Component, factors: Factors, after: Factors) -> Array:
     return of_weights + jnp.sum(jax.vmap(of_one)(factors.posterior, after.posterior))
 
 
-def objective(component: Component, problem: MixtureProblem, factors: Factors, sums: Sums) -> Array:
+def objective(
+    component: Component, problem: MixtureProblem, factors: Factors, sums: Sums
+) -> Array:
     """F after the step of the responsibilities, alpha Σ_i logsumexp_j l_ij - KL(rho, prior)."""
-    return problem.alpha * (sums.log_sum + problem.base) - penalty(component, problem, factors)
+    return problem.alpha * (sums.log_sum + problem.base) - penalty(
+        component, problem, factors
+    )
 
 
 def objective_and_rounding(
-    component: Component, problem: MixtureProblem, factors: Factors, sums: Sums, total: Array
+    component: Component,
+    problem: MixtureProblem,
+    factors: Factors,
+    sums: Sums,
+    total: Array,
 ) -> tuple[Array, Array]:
     """F, and its rounding error."""
     divergence = penalty(component, problem, factors)
     terms = problem.alpha * sums.log_sum, problem.alpha * problem.base, -divergence
     # The log-gammas of the weights are those of their prior's data too.
     size = total + jnp.sum(problem.concentration)
-    return terms[0] + terms[1] + terms[2], rounding_error(size, *terms, alpha=problem.alpha)
+    return terms[0] + terms[1] + terms[2], rounding_error(
+        size, *terms, alpha=problem.alpha
+    )
 
 
 def complete_likelihood(mixture: Coefficients, sums: Sums) -> Array:
@@ -203,11 +258,19 @@ POSE = Summary(
 
 
 def follow(
-    component: Component, problem: MixtureProblem, factors: Factors, sums: Sums, total: Array
+    component: Component,
+    problem: MixtureProblem,
+    factors: Factors,
+    sums: Sums,
+    total: Array,
 ) -> tuple[Array, Array, Factors]:
     """F, its rounding error, and the next factors."""
     value, rounding = objective_and_rounding(component, problem, factors, sums, total)
-    return value, rounding, update_in_order(component, problem, sums, centres_of(component, factors))
+    return (
+        value,
+        rounding,
+        update_in_order(component, problem, sums, centres_of(component, factors)),
+    )
 
 
 # CA18, Algorithm 1.
@@ -215,7 +278,9 @@ TEMPERED_CAVI = Algorithm(
     pose=POSE,
     begin=first_factors,
     read=lambda component, problem, factors: coefficients(component, factors),
-    terms=lambda component, problem, mixture, columns, weight: block_sums(component, mixture, columns, weight),
+    terms=lambda component, problem, mixture, columns, weight: block_sums(
+        component, mixture, columns, weight
+    ),
     follow=follow,
 )
 
@@ -223,11 +288,17 @@ TEMPERED_CAVI = Algorithm(
 def common_coefficients(component: Component, factors: Factors) -> Coefficients:
     """The same mixture with statistics about 0, the mean of the data."""
     log_weights = weights.expected_log(factors.concentration)
-    return Coefficients(log_weights, *derived.coefficients(component, factors.posterior))
+    return Coefficients(
+        log_weights, *derived.coefficients(component, factors.posterior)
+    )
 
 
 def follow_common(
-    component: Component, problem: MixtureProblem, factors: Factors, sums: Sums, total: Array
+    component: Component,
+    problem: MixtureProblem,
+    factors: Factors,
+    sums: Sums,
+    total: Array,
 ) -> tuple[Array, Array, Factors]:
     """The same of sums about 0."""
     value, rounding = objective_and_rounding(component, problem, factors, sums, total)
@@ -237,11 +308,14 @@ def follow_common(
 # With statistics that all components share, a pass over many columns takes half of the time. It serves where
 # components are not too narrow for their distance from the mean of the data; see common_sizes.
 COMMON_CAVI = TEMPERED_CAVI._replace(
-    read=lambda component, problem, factors: common_coefficients(component, factors), follow=follow_common
+    read=lambda component, problem, factors: common_coefficients(component, factors),
+    follow=follow_common,
 )
 
 
-def common_sizes(component: Component, problem: MixtureProblem, factors: Factors) -> Array:
+def common_sizes(
+    component: Component, problem: MixtureProblem, factors: Factors
+) -> Array:
     """How large the terms of the log density about 0 are at each component that holds data, ``(K,)``."""
     mixture = common_coefficients(component, factors)
     terms = mixture.weights * component.statistics(centres_of(component, factors).T).T  # type: ignore[union-attr]

@@ -92,11 +92,26 @@ def fit(
         [0. 9.]
     """
     settings = check_settings(num_components, alpha, concentration)
-    num_samples, num_moves = check_counts(0, num_samples=num_samples, num_moves=num_moves)
+    num_samples, num_moves = check_counts(
+        0, num_samples=num_samples, num_moves=num_moves
+    )
     limits = check_limits(num_restarts, max_iter, tolerance, progress_bar)
-    source = array_source(prepare(x, component, sample_weight), settings.num_components, limits.num_restarts)
+    source = array_source(
+        prepare(x, component, sample_weight),
+        settings.num_components,
+        limits.num_restarts,
+    )
     moving = partial(climb, num_moves=num_moves if settings.num_components > 1 else 0)
-    return run(rng_key, source, settings, limits, start, warm_start, climb=moving, num_samples=num_samples)
+    return run(
+        rng_key,
+        source,
+        settings,
+        limits,
+        start,
+        warm_start,
+        climb=moving,
+        num_samples=num_samples,
+    )
 
 
 @key_first
@@ -173,6 +188,20 @@ def fit_chunks(
     limits = check_limits(num_restarts, max_iter, tolerance, progress_bar)
     together = settings.num_components * limits.num_restarts
     source = chunk_source(
-        rng_key, chunks, component, num_start_rows=num_start_rows, size=size, num_together=together
+        rng_key,
+        chunks,
+        component,
+        num_start_rows=num_start_rows,
+        size=size,
+        num_together=together,
     )
-    return run(rng_key, source, settings, limits, start, warm_start, climb=climb, num_samples=num_samples)
+    return run(
+        rng_key,
+        source,
+        settings,
+        limits,
+        start,
+        warm_start,
+        climb=climb,
+        num_samples=num_samples,
+    )

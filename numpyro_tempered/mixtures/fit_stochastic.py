@@ -14,7 +14,12 @@ from numpyro_tempered.mixtures.ascent import History, Limits, finite_or_least, r
 from numpyro_tempered.mixtures.chunks import SAMPLE, Chunks, ChunkSource, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.draws import generator_of
-from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem, Outcome, objective
+from numpyro_tempered.mixtures.factors import (
+    TEMPERED_CAVI,
+    MixtureProblem,
+    Outcome,
+    objective,
+)
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.search import run
@@ -98,12 +103,17 @@ def fit_stochastic(
     """
     settings = check_settings(num_components, alpha, concentration)
     num_restarts, num_passes, num_inner, batch_size = check_counts(
-        num_restarts=num_restarts, num_passes=num_passes, num_inner=num_inner, batch_size=batch_size
+        num_restarts=num_restarts,
+        num_passes=num_passes,
+        num_inner=num_inner,
+        batch_size=batch_size,
     )
     num_samples = check_count(num_samples, "num_samples", 2)
     stochastic.check_step_size(step_size)
     if step_size is None:
-        raise TypeError("step_size is None, which is for streams: expected a number in (0, 1] or a function.")
+        raise TypeError(
+            "step_size is None, which is for streams: expected a number in (0, 1] or a function."
+        )
     source = chunk_source(
         rng_key,
         chunks,
@@ -115,10 +125,21 @@ def fit_stochastic(
     )
     limits = Limits(num_restarts, num_passes, None, progress_bar)
     steps = partial(
-        step_through, step_size=step_size, batch_size=min(batch_size, source.num_rows), num_inner=num_inner
+        step_through,
+        step_size=step_size,
+        batch_size=min(batch_size, source.num_rows),
+        num_inner=num_inner,
     )
     return run(
-        rng_key, source, settings, limits, start, None, climb=steps, num_samples=num_samples, algorithm=STOCHASTIC
+        rng_key,
+        source,
+        settings,
+        limits,
+        start,
+        None,
+        climb=steps,
+        num_samples=num_samples,
+        algorithm=STOCHASTIC,
     )
 
 
@@ -144,11 +165,19 @@ def step_through(
                 jax.block_until_ready(states)
                 batches = jnp.asarray(rows[order]), jnp.asarray(weight[order])
                 states = _steps(
-                    states, problem, batches, total, component=component, step_size=step_size, num_inner=num_inner
+                    states,
+                    problem,
+                    batches,
+                    total,
+                    component=component,
+                    step_size=step_size,
+                    num_inner=num_inner,
                 )
                 bar.update()
     totals = jnp.full(limits.num_restarts, total)
-    factors = ascent.for_restarts(stochastic.factors_at, component, problem, states, totals)
+    factors = ascent.for_restarts(
+        stochastic.factors_at, component, problem, states, totals
+    )
     sums = source.reduce(pass_of(TEMPERED_CAVI), problem, factors)
     values = ascent.for_restarts(objective, component, problem, factors, sums)
     objectives = finite_or_least(values)
@@ -173,7 +202,12 @@ def _steps(
     """All batches of a block, on the first axis of rows and weights, for states with leading axis R."""
     size = block_size(batches[0].shape[1], states.counts.size)
     step = partial(
-        stochastic.stochastic_step, component, problem, step_size=step_size, total=total, num_inner=num_inner
+        stochastic.stochastic_step,
+        component,
+        problem,
+        step_size=step_size,
+        total=total,
+        num_inner=num_inner,
     )
 
     def body(

@@ -66,7 +66,9 @@ class EMProblem(NamedTuple):
         return jnp.where(self.active, jnp.maximum(self.pseudo_data, least), least)
 
 
-def coefficients(component: Component, prior: Hyperparameters, point: Point) -> Coefficients:
+def coefficients(
+    component: Component, prior: Hyperparameters, point: Point
+) -> Coefficients:
     """Log p_j and log q_j, as a function linear in the statistics."""
     priors = broadcast_prior(prior, point.log_weights.shape[0])
     of_parameters = derived.coefficients_at(component, priors, point.parameters)
@@ -79,7 +81,9 @@ def least_share(component: Component, dtype: np.dtype) -> float:
     return spacing if component.location is None else spacing**2
 
 
-def maximise(component: Component, problem: EMProblem, sums: Sums, centres: Array | None) -> Point:
+def maximise(
+    component: Component, problem: EMProblem, sums: Sums, centres: Array | None
+) -> Point:
     """The M step, from counts and from sums about the centres that include the pseudo-data."""
     counts = sums.counts + problem.shares(least_share(component, sums.counts.dtype))
     parameters = component.maximum_likelihood(problem.prior, counts, sums.statistics)  # type: ignore[misc]
@@ -88,38 +92,59 @@ def maximise(component: Component, problem: EMProblem, sums: Sums, centres: Arra
         return Point(log_weights, parameters, None)
     shift = loc_of(component, problem.prior, parameters, centres.shape)
     change = change_of(component, problem.prior, -shift)
-    return Point(log_weights, jax.tree.map(jnp.add, parameters, change), centres + shift)
+    return Point(
+        log_weights, jax.tree.map(jnp.add, parameters, change), centres + shift
+    )
 
 
 def rounding_loss(component: Component, problem: EMProblem, point: Point) -> Array:
     """What rounding takes from the log density of a datum, in the worst component, in nats; may be NaN."""
-    losses = jnp.sum(jnp.abs(coefficients(component, problem.prior, point).weights) * problem.change, axis=-1)
+    losses = jnp.sum(
+        jnp.abs(coefficients(component, problem.prior, point).weights) * problem.change,
+        axis=-1,
+    )
     return jnp.max(jnp.where(problem.active, losses, 0.0))
 
 
 def em_terms(
-    component: Component, problem: EMProblem, mixture: Coefficients, columns: Array, weight: Array
+    component: Component,
+    problem: EMProblem,
+    mixture: Coefficients,
+    columns: Array,
+    weight: Array,
 ) -> tuple[Sums, Array]:
     """The sums of a block with the pseudo-data, and the pseudo-data's part of the objective."""
     density = mixture._replace(log_weights=jnp.zeros_like(mixture.log_weights))
     log_density = sweep.log_joint(component, density, columns)
     joint = jnp.where(
-        mixture.log_weights[:, None] > -jnp.inf, log_density + mixture.log_weights[:, None], -jnp.inf
+        mixture.log_weights[:, None] > -jnp.inf,
+        log_density + mixture.log_weights[:, None],
+        -jnp.inf,
     )
     omega, log_sum = sweep.normalise(joint, weight)
-    shares = problem.shares(least_share(component, weight.dtype))[:, None] * (weight / problem.total)
-    statistics = sweep.weighted_statistics(component, omega + shares, columns, mixture.centres, mixture.weights)
+    shares = problem.shares(least_share(component, weight.dtype))[:, None] * (
+        weight / problem.total
+    )
+    statistics = sweep.weighted_statistics(
+        component, omega + shares, columns, mixture.centres, mixture.weights
+    )
     penalty = jnp.sum(jnp.where(problem.active[:, None], shares * log_density, 0.0))
     return Sums(log_sum, jnp.sum(omega, axis=1), statistics), penalty
 
 
 def em_follow(
-    component: Component, problem: EMProblem, point: Point, sums: tuple[Sums, Array], total: Array
+    component: Component,
+    problem: EMProblem,
+    point: Point,
+    sums: tuple[Sums, Array],
+    total: Array,
 ) -> tuple[Array, Array, Point]:
     """The objective, NaN where a component has collapsed, its rounding error, and the M step."""
     of_data, penalty = sums
     value = of_data.log_sum + problem.base + penalty
-    objective = jnp.where(rounding_loss(component, problem, point) <= RESOLUTION, value, jnp.nan)
+    objective = jnp.where(
+        rounding_loss(component, problem, point) <= RESOLUTION, value, jnp.nan
+    )
     rounding = ascent.rounding_error(total, of_data.log_sum, problem.base, penalty)
     return objective, rounding, maximise(component, problem, of_data, point.centres)
 
@@ -146,13 +171,17 @@ def totals(component: Component, blocks: Blocks, read: object) -> Totals:
     def terms(columns: Array, weight: Array) -> Totals:
         statistics = component.statistics(columns)
         squares = jnp.square(jnp.where(jnp.isnan(columns), 0.0, columns))
-        of_rows = Totals(component.log_base(columns), squares, jnp.abs(statistics), statistics)
+        of_rows = Totals(
+            component.log_base(columns), squares, jnp.abs(statistics), statistics
+        )
         return jax.tree.map(lambda values: jnp.sum(weight * values, axis=-1), of_rows)
 
     return sweep.over_blocks(terms, blocks)
 
 
-def em_problem(component: Component, sums: Totals, read: object, problem: EMProblem) -> EMProblem:
+def em_problem(
+    component: Component, sums: Totals, read: object, problem: EMProblem
+) -> EMProblem:
     """The problem with what it needs of all rows."""
     total = problem.total
     spacing = jnp.finfo(total.dtype).eps
@@ -161,21 +190,34 @@ def em_problem(component: Component, sums: Totals, read: object, problem: EMProb
         change = spacing * sums.sizes / total
     else:
         columns = component.location.columns
-        moves = np.isin(np.arange(squares.shape[0]), np.arange(squares.shape[0]) if columns is None else columns)
+        moves = np.isin(
+            np.arange(squares.shape[0]),
+            np.arange(squares.shape[0]) if columns is None else columns,
+        )
         # Of the largest numbers, at some standard deviations.
         step = jnp.where(moves, 4.0 * spacing * jnp.sqrt(squares), 0.0)[:, None]
-        change = jnp.abs(component.statistics(step) - component.statistics(jnp.zeros_like(step)))[:, 0]
+        change = jnp.abs(
+            component.statistics(step) - component.statistics(jnp.zeros_like(step))
+        )[:, 0]
     problem = problem._replace(change=change, base=sums.base)
     # All data as one component; where they may be moved they are, to their mean.
     of_one = problem._replace(active=jnp.ones(1, bool))
     share = of_one.shares(least_share(component, total.dtype)) / total
-    of_data = Sums(jnp.zeros_like(total), total[None], (1.0 + share) * sums.statistics[None])
+    of_data = Sums(
+        jnp.zeros_like(total), total[None], (1.0 + share) * sums.statistics[None]
+    )
     point = maximise(component, of_one, of_data, None)
-    is_finite = jnp.all(jnp.isfinite(coefficients(component, problem.prior, point).constant))
-    return problem._replace(is_resolved=(rounding_loss(component, of_one, point) <= RESOLUTION) & is_finite)
+    is_finite = jnp.all(
+        jnp.isfinite(coefficients(component, problem.prior, point).constant)
+    )
+    return problem._replace(
+        is_resolved=(rounding_loss(component, of_one, point) <= RESOLUTION) & is_finite
+    )
 
 
-def final_sums(component: Component, blocks: Blocks, mixture: Coefficients) -> tuple[Sums, Array]:
+def final_sums(
+    component: Component, blocks: Blocks, mixture: Coefficients
+) -> tuple[Sums, Array]:
     """The sums and those of log h, in double precision."""
     blocks = sweep.in_double(blocks)
     return sweep.sweep(component, mixture, blocks), sweep.base_sum(component, blocks)
@@ -210,18 +252,29 @@ def final_values(
     """
     (sums, base), (centre, spacings, prior) = final, extra
     # A component without data has weight 0 and log weight -inf.
-    constant = xlogy(sums.counts, jnp.exp(mixture.log_weights)) + sums.counts * mixture.constant
-    complete = jnp.sum(jnp.where(sums.counts > 0, constant, 0.0)) + jnp.sum(sums.statistics * mixture.weights)
+    constant = (
+        xlogy(sums.counts, jnp.exp(mixture.log_weights))
+        + sums.counts * mixture.constant
+    )
+    complete = jnp.sum(jnp.where(sums.counts > 0, constant, 0.0)) + jnp.sum(
+        sums.statistics * mixture.weights
+    )
     entropy = jnp.maximum(sums.log_sum - complete, 0.0)
     spacing, losses = losses_of(component, mixture, centre, spacings)
     parameters = point.parameters
     if centre is not None and point.centres is not None:
-        parameters = jax.tree.map(jnp.add, parameters, change_of(component, prior, point.centres + centre))
-    return FinalValues(sums.log_sum + base, sums.counts, entropy, spacing, losses, parameters)
+        parameters = jax.tree.map(
+            jnp.add, parameters, change_of(component, prior, point.centres + centre)
+        )
+    return FinalValues(
+        sums.log_sum + base, sums.counts, entropy, spacing, losses, parameters
+    )
 
 
 FINAL = Summary(
-    lambda component, point, extra: coefficients(component, extra[2], point), final_sums, final_values
+    lambda component, point, extra: coefficients(component, extra[2], point),
+    final_sums,
+    final_values,
 )
 
 
@@ -229,7 +282,10 @@ def from_responsibilities(
     component: Component, problem: EMProblem, responsibilities: Array, blocks: Blocks
 ) -> Point:
     """The M step under responsibilities ``(P, B, K, b)``: one pass finds the centres, another sums about them."""
-    shares = problem.shares(least_share(component, blocks.weight.dtype))[:, None] / problem.total
+    shares = (
+        problem.shares(least_share(component, blocks.weight.dtype))[:, None]
+        / problem.total
+    )
     counts = sweep.accumulate(component, responsibilities, blocks).counts
 
     def sums_about(centres: Array | None) -> Sums:
@@ -244,7 +300,9 @@ def from_responsibilities(
     return maximise(component, problem, sums_about(centres), centres)
 
 
-def first_point(component: Component, problem: EMProblem, responsibilities: Array, blocks: Blocks) -> Point:
+def first_point(
+    component: Component, problem: EMProblem, responsibilities: Array, blocks: Blocks
+) -> Point:
     """The first point of a restart, with one pseudo-datum where it would collapse."""
 
     def with_pseudo_data(pseudo_data: Array) -> Point:
@@ -262,13 +320,17 @@ def first_point(component: Component, problem: EMProblem, responsibilities: Arra
 EXPECTATION_MAXIMISATION = Algorithm(
     pose=Summary(lambda component, problem: None, totals, em_problem),
     begin=first_point,
-    read=lambda component, problem, point: coefficients(component, problem.prior, point),
+    read=lambda component, problem, point: coefficients(
+        component, problem.prior, point
+    ),
     terms=em_terms,
     follow=em_follow,
 )
 
 
-def check_em(state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rounding: np.ndarray) -> None:
+def check_em(
+    state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rounding: np.ndarray
+) -> None:
     """Raise where EM went wrong, warn where it is unfinished.
 
     Raises:

@@ -21,7 +21,11 @@ from numpyro_tempered.mixtures.components.multinomial import CountsGivenTotal
 from numpyro_tempered.mixtures.components.product import ColumnsOf
 from numpyro_tempered.mixtures.prepare import check_rows, weight_of
 
-LENGTH, MASS, MASS_GIVEN_TOTAL = "a density on the line", "a probability", "a probability given the row's total"
+LENGTH, MASS, MASS_GIVEN_TOTAL = (
+    "a density on the line",
+    "a probability",
+    "a probability given the row's total",
+)
 
 
 def measures_of(component: Component) -> tuple[str, ...]:
@@ -51,7 +55,9 @@ def _measures(fn: dist.Distribution) -> list[str]:
     return [measure] * fn.event_shape[-1]
 
 
-def check_families(components: Mapping[Any, Component], x: ArrayLike, *, named: bool) -> dict[Any, Rows]:
+def check_families(
+    components: Mapping[Any, Component], x: ArrayLike, *, named: bool
+) -> dict[Any, Rows]:
     """Data as rows of each family, by name, or of one that has none.
 
     Raises:
@@ -60,7 +66,9 @@ def check_families(components: Mapping[Any, Component], x: ArrayLike, *, named: 
             with respect to different measures.
     """
     if not components:
-        raise ValueError("component is an empty mapping: give at least one component, by its name.")
+        raise ValueError(
+            "component is an empty mapping: give at least one component, by its name."
+        )
     rows = {}
     for name, component in components.items():
         if named and not isinstance(name, str):
@@ -95,7 +103,9 @@ def check_comparable(components: Mapping[Any, Component]) -> None:
                 )
 
 
-def largest_log_likelihood(component: Component, rows: Rows, sample_weight: ArrayLike | None) -> float:
+def largest_log_likelihood(
+    component: Component, rows: Rows, sample_weight: ArrayLike | None
+) -> float:
     r"""An upper bound of log L over all mixtures of a family, whatever K; infinite where densities have none.
 
     For probabilities :math:`\sum_i w_i \log P(x_i) \le \sum_i w_i \log \hat P(x_i)`, with the shares
@@ -116,6 +126,9 @@ def largest_log_likelihood(component: Component, rows: Rows, sample_weight: Arra
     pattern, kind = pattern.ravel(), kind.ravel()
     # A row without an observed entry has the probability 1.
     weight = np.where(is_missing.all(axis=1), 0.0, weight)
-    of_pattern, of_kind = np.bincount(pattern, weight)[pattern], np.bincount(kind, weight)[kind]
+    of_pattern, of_kind = (
+        np.bincount(pattern, weight)[pattern],
+        np.bincount(kind, weight)[kind],
+    )
     counts = weight > 0
     return float(np.sum(weight[counts] * np.log(of_kind[counts] / of_pattern[counts])))

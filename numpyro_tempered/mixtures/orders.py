@@ -17,7 +17,12 @@ from numpyro_tempered.mixtures.fit import fit
 from numpyro_tempered.mixtures.measure import largest_log_likelihood
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.weights import StickBreaking
-from numpyro_tempered.select.ranking import LogPrior, check_countable_prior, check_log_prior, check_pair_prior
+from numpyro_tempered.select.ranking import (
+    LogPrior,
+    check_countable_prior,
+    check_log_prior,
+    check_pair_prior,
+)
 
 # How many K in succession may fall short of the best before K grows no further: so many components may have to be
 # added before they pay. Clusters on a grid of 4 x 4 at the edge of being told apart took up to six.
@@ -58,12 +63,25 @@ def check_orders(num_components: Iterable[int] | None) -> list[int]:
         ValueError: If there is none, one is not a positive integer, or one comes twice.
     """
     if num_components is None:
-        raise ValueError("num_components=None, all K, is for select_num_components alone: give range(1, 9), say.")
+        raise ValueError(
+            "num_components=None, all K, is for select_num_components alone: give range(1, 9), say."
+        )
     if isinstance(num_components, itertools.count):
-        raise ValueError(f"num_components is {num_components}, without an end: give None for all K from 1 up.")
-    orders = [num_components] if isinstance(num_components, int | np.integer) else list(num_components)
-    if not orders or any(isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1 for k in orders):
-        raise ValueError(f"num_components must be positive integers, at least one, got {orders}.")
+        raise ValueError(
+            f"num_components is {num_components}, without an end: give None for all K from 1 up."
+        )
+    orders = (
+        [num_components]
+        if isinstance(num_components, int | np.integer)
+        else list(num_components)
+    )
+    if not orders or any(
+        isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1
+        for k in orders
+    ):
+        raise ValueError(
+            f"num_components must be positive integers, at least one, got {orders}."
+        )
     if len(set(orders)) < len(orders):
         raise ValueError(f"num_components has a number twice: {orders}.")
     return [int(k) for k in orders]
@@ -96,10 +114,18 @@ def fit_models(
     """
     names, stops = list(components), {}
     if num_components is None:
-        weight, most = options.get("sample_weight"), min(MOST, *(each.shape[0] for each in rows.values()))
-        by_order, orders = check_countable_prior(most, log_prior), list(range(1, most + 1))
+        weight, most = (
+            options.get("sample_weight"),
+            min(MOST, *(each.shape[0] for each in rows.values())),
+        )
+        by_order, orders = (
+            check_countable_prior(most, log_prior),
+            list(range(1, most + 1)),
+        )
         for name, component in components.items():
-            ceiling = options["alpha"] * largest_log_likelihood(component, rows[name], weight)
+            ceiling = options["alpha"] * largest_log_likelihood(
+                component, rows[name], weight
+            )
             stops[name] = partial(
                 reason_to_stop,
                 log_weights=by_order,
@@ -109,15 +135,25 @@ def fit_models(
     else:
         orders = check_orders(num_components)
         of_one = None in components
-        weights = check_log_prior(orders, log_prior) if of_one else check_pair_prior(names, orders, log_prior)
+        weights = (
+            check_log_prior(orders, log_prior)
+            if of_one
+            else check_pair_prior(names, orders, log_prior)
+        )
     results = {
         name: fit_orders(rng_key, x, component, orders, stop=stops.get(name), **options)
         for name, component in components.items()
     }
     fits = {name: each for name, (each, _) in results.items()}
     if num_components is None:
-        weights = np.concatenate([by_order[: len(each)] for each in fits.values()]) - math.log(len(names))
-    return fits, weights.ravel(), {name: reason for name, (_, reason) in results.items() if reason is not None}
+        weights = np.concatenate(
+            [by_order[: len(each)] for each in fits.values()]
+        ) - math.log(len(names))
+    return (
+        fits,
+        weights.ravel(),
+        {name: reason for name, (_, reason) in results.items() if reason is not None},
+    )
 
 
 def fit_orders(
@@ -148,7 +184,14 @@ def fit_orders(
     reason = None
     for k in sorted(orders):
         warm = [*list(fits.values())[-1:], *([others[k]] if k in others else [])]
-        fits[k] = fit(fold_in(rng_key, k), x, component, num_components=k, warm_start=warm, **options)
+        fits[k] = fit(
+            fold_in(rng_key, k),
+            x,
+            component,
+            num_components=k,
+            warm_start=warm,
+            **options,
+        )
         reason = None if stop is None else stop(fits)
         if reason is not None:
             break
@@ -156,7 +199,11 @@ def fit_orders(
 
 
 def reason_to_stop(
-    fits: Mapping[int, MixtureFit], *, log_weights: np.ndarray, ceiling: float, label_multiplicity: bool
+    fits: Mapping[int, MixtureFit],
+    *,
+    log_weights: np.ndarray,
+    ceiling: float,
+    label_multiplicity: bool,
 ) -> str | None:
     r"""Why K = 1, 2, ... grows no further, or None.
 
@@ -172,12 +219,16 @@ def reason_to_stop(
     """
     k = len(fits)
     columns = criterion_columns(fits, log_weights[:k], label_multiplicity)
-    if np.max(columns["objective"] + log_weights[:k]) >= ceiling + log_rest(log_weights[:k]):
+    if np.max(columns["objective"] + log_weights[:k]) >= ceiling + log_rest(
+        log_weights[:k]
+    ):
         return "certain: no larger K can win"
     if k - 1 - int(np.argmax(columns["criterion"])) >= PATIENCE:
         return f"none of the last {PATIENCE} K improved the criterion"
     if k == len(log_weights):
-        return f"K = {k} is the largest that is tried, a component for each row or {MOST}"
+        return (
+            f"K = {k} is the largest that is tried, a component for each row or {MOST}"
+        )
     return None
 
 

@@ -9,7 +9,12 @@ from numpyro_tempered.core.checks import key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.comparison import criterion_columns
 from numpyro_tempered.mixtures.components.base import Component, check_is_component
-from numpyro_tempered.mixtures.orders import check_options, check_orders, fit_orders, fold_in
+from numpyro_tempered.mixtures.orders import (
+    check_options,
+    check_orders,
+    fit_orders,
+    fold_in,
+)
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.report.arviz import assemble, dataset, versions
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, dyadic
@@ -73,20 +78,32 @@ def num_components_path(
     alphas = [alphas] if isinstance(alphas, int | float) else list(alphas)
     grid = sorted((float(a) for a in alphas), reverse=True)
     if not grid or len(set(grid)) < len(grid):
-        raise ValueError(f"alphas must be different numbers, at least one, got {alphas}.")
+        raise ValueError(
+            f"alphas must be different numbers, at least one, got {alphas}."
+        )
     fits: dict[int, MixtureFit] = {}
     tables = []
     options["num_restarts"] = num_restarts
     for i, alpha in enumerate(grid):
         key = fold_in(rng_key, i)
-        fits, _ = fit_orders(key, x, component, orders, others=fits, alpha=alpha, **options)
+        fits, _ = fit_orders(
+            key, x, component, orders, others=fits, alpha=alpha, **options
+        )
         tables.append(criterion_columns(fits, log_weights, label_multiplicity))
     tables.reverse()
     columns = {name: np.stack([table[name] for table in tables]) for name in tables[0]}
     dims = {name: ["alpha", "num_components"] for name in columns}
-    columns["selected"] = np.array([orders[int(np.argmin(rank))] for rank in columns["rank"]])
-    path = dataset(
-        columns, coords={"alpha": grid[::-1], "num_components": orders}, dims=dims | {"selected": ["alpha"]}
+    columns["selected"] = np.array(
+        [orders[int(np.argmin(rank))] for rank in columns["rank"]]
     )
-    attrs = {"component": component.name, "prior_weights": np.exp(log_weights).tolist(), **versions()}
+    path = dataset(
+        columns,
+        coords={"alpha": grid[::-1], "num_components": orders},
+        dims=dims | {"selected": ["alpha"]},
+    )
+    attrs = {
+        "component": component.name,
+        "prior_weights": np.exp(log_weights).tolist(),
+        **versions(),
+    }
     return assemble({"num_components_path": path}, attrs)

@@ -123,8 +123,12 @@ def sample(rng_key: Array, fit: MixtureFit, num_rows: int) -> tuple[Array, Array
         ((5, 1), (5,))
     """
     check_count(num_rows, "num_rows")
-    rows, labels = _sample(jax.random.split(rng_key, num_rows), fit.component, factors_of(fit))
-    return (rows if fit.centre is None else np.asarray(rows, np.float64) + fit.centre), labels
+    rows, labels = _sample(
+        jax.random.split(rng_key, num_rows), fit.component, factors_of(fit)
+    )
+    return (
+        rows if fit.centre is None else np.asarray(rows, np.float64) + fit.centre
+    ), labels
 
 
 @key_first
@@ -149,22 +153,35 @@ def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> Para
         (7, 2, 1)
     """
     check_count(num_samples, "num_samples")
-    parameters = _sample_parameters(jax.random.split(rng_key, num_samples), fit.component, factors_of(fit))
+    parameters = _sample_parameters(
+        jax.random.split(rng_key, num_samples), fit.component, factors_of(fit)
+    )
     if fit.centre is None:
         return parameters
     of_weights = parameters.pop("weights")
     shift = np.broadcast_to(fit.centre, (fit.num_components, len(fit.centre)))
-    return {"weights": of_weights} | move_parameters(fit.component, fit.problem.prior, parameters, shift)
+    return {"weights": of_weights} | move_parameters(
+        fit.component, fit.problem.prior, parameters, shift
+    )
 
 
 def factors_of(fit: MixtureFit) -> Factors:
     """The factors in a precision that JAX has now: a fit may be of a session with 64 bits."""
-    return as_dtype(fit.factors, jax.dtypes.canonicalize_dtype(fit.factors.concentration.dtype))
+    return as_dtype(
+        fit.factors, jax.dtypes.canonicalize_dtype(fit.factors.concentration.dtype)
+    )
 
 
-def _at_rows(function: Callable[[Component, Factors, Array], Array], fit: MixtureFit, x: ArrayLike) -> Array:
+def _at_rows(
+    function: Callable[[Component, Factors, Array], Array],
+    fit: MixtureFit,
+    x: ArrayLike,
+) -> Array:
     """A function of a component, factors and rows, with rows first in its result, at the rows of the user."""
-    rows, factors = fit.component.check(x if is_traced(x) else on_host(x)), factors_of(fit)
+    rows, factors = (
+        fit.component.check(x if is_traced(x) else on_host(x)),
+        factors_of(fit),
+    )
     dtype = factors.concentration.dtype
     if is_traced(rows):
         return function(fit.component, factors, move(rows, fit.centre).astype(dtype))
@@ -172,14 +189,20 @@ def _at_rows(function: Callable[[Component, Factors, Array], Array], fit: Mixtur
     if not isinstance(rows, np.ndarray) or len(rows) > FEW_ROWS:
         return function(component, factors, move(rows, fit.centre).astype(dtype))
     # Another number of rows is the same program.
-    padded = np.pad(rows, [(0, next_power(len(rows), 128) - len(rows)), (0, 0)], mode="edge")
+    padded = np.pad(
+        rows, [(0, next_power(len(rows), 128) - len(rows)), (0, 0)], mode="edge"
+    )
     deviations = (padded if fit.centre is None else padded - fit.centre).astype(dtype)
-    return jnp.asarray(np.asarray(function(component, factors, deviations))[: len(rows)])
+    return jnp.asarray(
+        np.asarray(function(component, factors, deviations))[: len(rows)]
+    )
 
 
 @partial(jax.jit, static_argnames="component")
 def _responsibilities(component: Component, factors: Factors, rows: Array) -> Array:
-    return jax.nn.softmax(log_joint(component, coefficients(component, factors), rows.T), axis=0).T
+    return jax.nn.softmax(
+        log_joint(component, coefficients(component, factors), rows.T), axis=0
+    ).T
 
 
 @partial(jax.jit, static_argnames="component")
@@ -190,7 +213,10 @@ def _log_predictive(component: Component, factors: Factors, rows: Array) -> Arra
 @partial(jax.jit, static_argnames="component")
 def _predictive_parts(component: Component, factors: Factors, rows: Array) -> Array:
     log_weights = weights.log_mean(factors.concentration)
-    return (log_weights[:, None] + derived.log_predictive(component, factors.posterior, rows.T)).T
+    return (
+        log_weights[:, None]
+        + derived.log_predictive(component, factors.posterior, rows.T)
+    ).T
 
 
 @partial(jax.jit, static_argnames="component")
@@ -206,7 +232,9 @@ def _sample(keys: Array, component: Component, factors: Factors) -> tuple[Array,
 
 
 @partial(jax.jit, static_argnames="component")
-def _sample_parameters(keys: Array, component: Component, factors: Factors) -> Parameters:
+def _sample_parameters(
+    keys: Array, component: Component, factors: Factors
+) -> Parameters:
     def one(key: Array) -> Parameters:
         log_weights, parameters = draw_parameters(key, component, factors)
         return {"weights": jnp.exp(log_weights), **parameters}
@@ -214,11 +242,17 @@ def _sample_parameters(keys: Array, component: Component, factors: Factors) -> P
     return jax.vmap(one)(keys)
 
 
-def draw_parameters(rng_key: Array, component: Component, factors: Factors) -> tuple[Array, Parameters]:
+def draw_parameters(
+    rng_key: Array, component: Component, factors: Factors
+) -> tuple[Array, Parameters]:
     """One draw from rho: log weights ``(K,)``, and the components' parameters by name, K first."""
     key, *rest = jax.random.split(rng_key, 17)
     keys = iter(rest)
     # Gammas of small concentrations underflow, their logarithms do not.
     shape = jnp.where(factors.concentration > 0, factors.concentration, 1.0)
-    log_weights = weights.log_weights(jax.random.loggamma(key, shape), factors.concentration)
-    return log_weights, component.draw(lambda name, fn: fn.sample(next(keys)), factors.posterior)
+    log_weights = weights.log_weights(
+        jax.random.loggamma(key, shape), factors.concentration
+    )
+    return log_weights, component.draw(
+        lambda name, fn: fn.sample(next(keys)), factors.posterior
+    )

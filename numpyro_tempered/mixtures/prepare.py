@@ -38,7 +38,9 @@ class MixtureData(NamedTuple):
     spacings: tuple[float, float]
 
 
-def prepare(x: ArrayLike, component: components.Component, sample_weight: ArrayLike | None) -> MixtureData:
+def prepare(
+    x: ArrayLike, component: components.Component, sample_weight: ArrayLike | None
+) -> MixtureData:
     """Check data and weights, choose the form for missing entries, and move the data to their mean.
 
     Raises:
@@ -47,10 +49,14 @@ def prepare(x: ArrayLike, component: components.Component, sample_weight: ArrayL
     """
     rows = check_rows(x, component)
     weight, library = weight_of(sample_weight, rows), components.namespace(rows)
-    weight = library.where(library.isnan(rows).all(axis=1), np.zeros((), weight.dtype), weight)
+    weight = library.where(
+        library.isnan(rows).all(axis=1), np.zeros((), weight.dtype), weight
+    )
     centre = None if component.location is None else column_means(rows, weight)
     total = float(weight.sum(dtype=np.float64) if library is np else weight.sum())
-    return centre_data(component, rows, weight, centre, total=total, spacing=spacing_of(rows))
+    return centre_data(
+        component, rows, weight, centre, total=total, spacing=spacing_of(rows)
+    )
 
 
 def check_rows(x: ArrayLike, component: components.Component) -> components.Rows:
@@ -95,16 +101,29 @@ def centre_data(
     """
     if not total > 0:
         raise ValueError("no row has both a positive weight and an observed entry.")
-    if centre is not None and component.location is not None and component.location.columns is not None:
-        centre = np.where(np.isin(np.arange(len(centre)), component.location.columns), centre, 0.0)
+    if (
+        centre is not None
+        and component.location is not None
+        and component.location.columns is not None
+    ):
+        centre = np.where(
+            np.isin(np.arange(len(centre)), component.location.columns), centre, 0.0
+        )
     dtype, original = weight.dtype, rows
     if isinstance(rows, np.ndarray):
-        rows = np.asarray(rows if centre is None else rows - centre, jax.dtypes.canonicalize_dtype(rows.dtype))
+        rows = np.asarray(
+            rows if centre is None else rows - centre,
+            jax.dtypes.canonicalize_dtype(rows.dtype),
+        )
     else:
         rows = move(rows, centre)
     spacings = spacing, spacing_of(rows)
-    form = (components.missing_form(component, original) if form is None else form)._replace(prior=None)
-    prior = components.translate_on_host(component, component.prior, None if centre is None else -centre)
+    form = (
+        components.missing_form(component, original) if form is None else form
+    )._replace(prior=None)
+    prior = components.translate_on_host(
+        component, component.prior, None if centre is None else -centre
+    )
     prior = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), prior)
     check_derivatives(form, prior, rows)
     return MixtureData(form, prior, rows, weight, centre, total, spacings)
@@ -112,7 +131,11 @@ def centre_data(
 
 def on_host(x: ArrayLike) -> ArrayLike:
     """An array on one device as one of the host, where checks and the centre compile nothing."""
-    return np.asarray(x) if isinstance(x, jax.Array) and len(x.sharding.device_set) == 1 else automatic(x)
+    return (
+        np.asarray(x)
+        if isinstance(x, jax.Array) and len(x.sharding.device_set) == 1
+        else automatic(x)
+    )
 
 
 def spacing_of(rows: components.Rows) -> float:
@@ -132,7 +155,8 @@ def column_means(rows: components.Rows, weight: components.Rows) -> np.ndarray:
     each = library.where(observed, weight[:, None], 0.0)
     total = library.sum(each, axis=0)
     return np.asarray(
-        library.sum(library.where(observed, rows, 0.0) * each, axis=0) / library.where(total > 0, total, 1.0)
+        library.sum(library.where(observed, rows, 0.0) * each, axis=0)
+        / library.where(total > 0, total, 1.0)
     )
 
 
@@ -151,7 +175,9 @@ def move(rows: components.Rows, centre: np.ndarray | None) -> Array:
     return difference - np.asarray(centre - first.astype(np.float64), rows.dtype)
 
 
-def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> components.Rows:
+def weight_of(
+    sample_weight: ArrayLike | None, rows: components.Rows
+) -> components.Rows:
     """Weights of the rows, 1 by default.
 
     Raises:
@@ -171,7 +197,9 @@ def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> compone
 
 
 def weight_on_host(
-    sample_weight: ArrayLike | None, rows: np.ndarray, dtype: np.dtype | type = np.float64
+    sample_weight: ArrayLike | None,
+    rows: np.ndarray,
+    dtype: np.dtype | type = np.float64,
 ) -> np.ndarray:
     """Return weights of rows of the host, 1 by default; errors as of :func:`weight_of`."""
     if sample_weight is None:
@@ -192,7 +220,9 @@ def check_weight(weight: components.Rows, rows: components.Rows) -> None:
             f"sample_weight has shape {weight.shape}; expected ({rows.shape[0]},), a weight for each row."
         )
     # Not by check_numbers, which takes an array from the devices to the host.
-    if not is_traced(weight) and not bool((components.namespace(weight).isfinite(weight) & (weight >= 0)).all()):
+    if not is_traced(weight) and not bool(
+        (components.namespace(weight).isfinite(weight) & (weight >= 0)).all()
+    ):
         raise ValueError("sample_weight must be finite and not negative.")
 
 
@@ -213,7 +243,9 @@ class Settings(NamedTuple):
         return len(self.concentration)
 
 
-def check_settings(num_components: int, alpha: float, concentration: weights.Concentration) -> Settings:
+def check_settings(
+    num_components: int, alpha: float, concentration: weights.Concentration
+) -> Settings:
     """The settings of a fit.
 
     Raises:
@@ -230,7 +262,9 @@ def check_counts(least: int = 1, **values: int) -> tuple[int, ...]:
     return tuple(check_count(value, name, least) for name, value in values.items())
 
 
-def shard_rows(x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
+def shard_rows(
+    x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None
+) -> tuple[Array, Array]:
     """Rows over the devices of a mesh, and their weights; what to give :func:`fit`, :func:`em` and their kin.
 
     JAX shards rows evenly. Where their number is not a multiple of the number of devices, copies of the last row
@@ -266,7 +300,9 @@ def shard_rows(x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None)
     missing = -len(rows) % mesh.size
     rows = np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
     weight = np.concatenate([weight, np.zeros(missing, floating)])
-    sharding = NamedSharding(Mesh(mesh.devices, mesh.axis_names), PartitionSpec(mesh.axis_names))
+    sharding = NamedSharding(
+        Mesh(mesh.devices, mesh.axis_names), PartitionSpec(mesh.axis_names)
+    )
     return jax.device_put(rows, sharding), jax.device_put(weight, sharding)
 
 
@@ -276,16 +312,26 @@ def automatic(x: ArrayLike) -> ArrayLike:
     Raises:
         ValueError: If the columns are sharded.
     """
-    if is_traced(x) or not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding):
+    if (
+        is_traced(x)
+        or not isinstance(x, jax.Array)
+        or not isinstance(x.sharding, NamedSharding)
+    ):
         return x
     if x.sharding.shard_shape(x.shape)[1:] != x.shape[1:]:
-        raise ValueError(f"the columns of x are sharded by {x.sharding.spec}; shard rows alone.")
+        raise ValueError(
+            f"the columns of x are sharded by {x.sharding.spec}; shard rows alone."
+        )
     return automatic_mesh(x)
 
 
 def place_beside(values: ArrayLike, rows: components.Rows) -> Array:
     """A value for each row, on the devices of the rows."""
-    if not isinstance(rows, jax.Array) or is_traced(rows) or not isinstance(rows.sharding, NamedSharding):
+    if (
+        not isinstance(rows, jax.Array)
+        or is_traced(rows)
+        or not isinstance(rows.sharding, NamedSharding)
+    ):
         return jnp.asarray(values)
     spec = PartitionSpec(*rows.sharding.spec[:1])
     return jax.device_put(automatic(values), NamedSharding(rows.sharding.mesh, spec))

@@ -11,15 +11,30 @@ from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import key_first
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.result import COLUMNS, DataSummary, Run, TemperedELBO, check_run_arguments
+from numpyro_tempered.core.result import (
+    COLUMNS,
+    DataSummary,
+    Run,
+    TemperedELBO,
+    check_run_arguments,
+)
 from numpyro_tempered.core.rows import warn_if_unresolved
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers.likelihood import get_trace, observed_values
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.mixtures.bridges.sites import COMPONENTS, DATA, mixture_guide, mixture_model
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, translate_on_host
+from numpyro_tempered.mixtures.bridges.sites import (
+    COMPONENTS,
+    DATA,
+    mixture_guide,
+    mixture_model,
+)
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    translate_on_host,
+)
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
 from numpyro_tempered.mixtures.weights import STICKS, WEIGHTS, are_sticks
 
@@ -42,7 +57,11 @@ class BoundEstimate(NamedTuple):
     def of(cls, objective: float, gaps: np.ndarray) -> "BoundEstimate":
         """From F and the gaps of independent draws."""
         # One draw has no standard error.
-        se = float(np.std(gaps, ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else float("inf")
+        se = (
+            float(np.std(gaps, ddof=1) / np.sqrt(len(gaps)))
+            if len(gaps) > 1
+            else float("inf")
+        )
         return cls(objective + float(np.mean(gaps)), se)
 
 
@@ -114,7 +133,13 @@ class MixtureFit(NamedTuple):
         """Hyperparameters of one component, in the data's own coordinates."""
         return translate_on_host(self.component, self.problem.prior, self.centre)
 
-    def as_run(self, *data: Any, num_samples: int = 1000, rng_key: Array | None = None, **kwargs: Any) -> Run:
+    def as_run(
+        self,
+        *data: Any,
+        num_samples: int = 1000,
+        rng_key: Array | None = None,
+        **kwargs: Any,
+    ) -> Run:
         """Draws of the factors with their NumPyro model, for :func:`to_inference_data`.
 
         Raises:
@@ -136,7 +161,9 @@ class MixtureFit(NamedTuple):
             ValueError: If the fit has none.
         """
         if self.bound is None:
-            raise ValueError("this fit has no E1: fit with num_samples >= 2, draws for it.")
+            raise ValueError(
+                "this fit has no E1: fit with num_samples >= 2, draws for it."
+            )
         bound, kl = self.bound, self.kl
         return TemperedELBO(bound.value, bound.se, (bound.value + kl) / self.alpha, kl)
 
@@ -149,7 +176,9 @@ class MixtureFit(NamedTuple):
 def check_fit(fit: object, name: str = "fit") -> None:
     """Raise TypeError where this is not a fitted mixture; ``name`` is that of the argument."""
     if not isinstance(fit, MixtureFit):
-        raise TypeError(f"{name} is a {type(fit).__name__}; expected the result of nt.mixtures.fit.")
+        raise TypeError(
+            f"{name} is a {type(fit).__name__}; expected the result of nt.mixtures.fit."
+        )
 
 
 def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
@@ -177,12 +206,17 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
         >>> fit.counts.round(1).tolist()
         [3.0, 1.0]
     """
-    keeps, numbers = are_sticks(fit.factors.concentration), np.arange(fit.num_components)
+    keeps, numbers = (
+        are_sticks(fit.factors.concentration),
+        np.arange(fit.num_components),
+    )
     falling = numbers if keeps else np.argsort(-fit.counts, kind="stable")
     indices = falling if order is None else np.asarray(order)
     whole = np.issubdtype(indices.dtype, np.integer)
     if not whole or sorted(indices.tolist()) != list(range(fit.num_components)):
-        raise ValueError(f"order must be a permutation of 0 ... {fit.num_components - 1}, got {order}.")
+        raise ValueError(
+            f"order must be a permutation of 0 ... {fit.num_components - 1}, got {order}."
+        )
     if keeps and np.any(indices != numbers):
         raise ValueError(
             f"order is {order}, but sticks in another order are another prior and another factor: leave order "
@@ -197,7 +231,11 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
 
 @key_first
 def as_tempered_fit(
-    rng_key: Array, fit: MixtureFit, x: ArrayLike, *, sample_weight: ArrayLike | None = None
+    rng_key: Array,
+    fit: MixtureFit,
+    x: ArrayLike,
+    *,
+    sample_weight: ArrayLike | None = None,
 ) -> TemperedFit:
     """A fitted mixture in the form of :func:`fit_svi`'s results, without any fitting.
 
@@ -232,13 +270,21 @@ def as_tempered_fit(
 
 
 def _tempered_fit(
-    rng_key: Array, fit: MixtureFit, x: ArrayLike, sample_weight: ArrayLike | None, elbo: TemperedELBO
+    rng_key: Array,
+    fit: MixtureFit,
+    x: ArrayLike,
+    sample_weight: ArrayLike | None,
+    elbo: TemperedELBO,
 ) -> TemperedFit:
     if fit.centre is not None:
         warn_if_unresolved(x, fit.centre, fit.factors.concentration.dtype)
     prior, concentration = fit.problem.prior, fit.factors.concentration
-    guide = mixture_guide(fit.component, prior, concentration, fit.posterior, lambda name, fn: fn)
-    model = temper(mixture_model(fit.component, fit.prior, fit.problem.concentration), fit.alpha)
+    guide = mixture_guide(
+        fit.component, prior, concentration, fit.posterior, lambda name, fn: fn
+    )
+    model = temper(
+        mixture_model(fit.component, fit.prior, fit.problem.concentration), fit.alpha
+    )
     args = (x,) if sample_weight is None else (x, sample_weight)
     return TemperedFit(
         model=model,
@@ -289,12 +335,18 @@ def from_mixture(
         "num_components": ordered.num_components,
         "num_occupied": ordered.num_occupied,
         "objective": ordered.objective,
-        **({} if ordered.bound is None else {"elbo": ordered.bound.value, "elbo_se": ordered.bound.se}),
+        **(
+            {}
+            if ordered.bound is None
+            else {"elbo": ordered.bound.value, "elbo_se": ordered.bound.se}
+        ),
         # Files of netCDF know no booleans.
         "converged": int(ordered.converged),
         "num_iter": ordered.num_iter,
     }
-    groups = {"variational": {name: values for name, (_, values) in variational.items()}}
+    groups = {
+        "variational": {name: values for name, (_, values) in variational.items()}
+    }
     dims = {name: [dim] for name, (dim, _) in variational.items()} | _dims(tempered)
     concentration = np.asarray(ordered.factors.concentration)
     groups["variational"]["concentration"] = concentration
@@ -306,7 +358,10 @@ def from_mixture(
 def _dims(fit: TemperedFit) -> dict[str, list[str]]:
     """Names of the dimensions of the model's sites."""
     trace = get_trace(handlers.seed(fit.model, fit.rng_key), fit.args, fit.kwargs)
-    sizes = {"component": trace[WEIGHTS]["value"].shape[0], "feature": trace[DATA]["value"].shape[1]}
+    sizes = {
+        "component": trace[WEIGHTS]["value"].shape[0],
+        "feature": trace[DATA]["value"].shape[1],
+    }
     names = {WEIGHTS: ["component"], DATA: ["row", "feature"]}
     if STICKS in trace:
         names[STICKS] = ["stick"]
@@ -314,12 +369,18 @@ def _dims(fit: TemperedFit) -> dict[str, list[str]]:
         if site["type"] != "sample" or name in names:
             continue
         shape = jnp.shape(site["value"])
-        dims = ["component"] if any(frame.name == COMPONENTS for frame in site["cond_indep_stack"]) else []
+        dims = (
+            ["component"]
+            if any(frame.name == COMPONENTS for frame in site["cond_indep_stack"])
+            else []
+        )
         support = site["fn"].support
         while isinstance(support, IndependentConstraint):
             support = support.base_constraint
         is_matrix = support is constraints.positive_definite
-        dims += ["feature", "other_feature" if is_matrix else "level"][: len(shape) - len(dims)]
+        dims += ["feature", "other_feature" if is_matrix else "level"][
+            : len(shape) - len(dims)
+        ]
         # Two sites may have different columns, or different levels.
         names[name] = [
             dim if sizes.setdefault(dim, size) == size else f"{name}_{dim}"

@@ -19,7 +19,10 @@ LARGEST_ROUNDING = 1.0
 
 
 def losses_of(
-    component: Component, mixture: Coefficients, centre: np.ndarray | None, spacings: Array
+    component: Component,
+    mixture: Coefficients,
+    centre: np.ndarray | None,
+    spacings: Array,
 ) -> tuple[Array, Array]:
     """The spacing of the data at each component, and what it takes from a log density.
 
@@ -36,7 +39,9 @@ def losses_of(
         nothing = jnp.zeros_like(mixture.log_weights)
         return nothing[:, None], nothing
     as_given, as_rows = spacings
-    spacing = jnp.maximum(as_given * jnp.abs(mixture.centres + centre), as_rows * jnp.abs(mixture.centres))
+    spacing = jnp.maximum(
+        as_given * jnp.abs(mixture.centres + centre), as_rows * jnp.abs(mixture.centres)
+    )
     return spacing, rounding_losses(component, mixture, spacing)
 
 
@@ -46,7 +51,9 @@ def sizes_of(mixture: Coefficients, sums: Sums) -> Array:
     return jnp.abs(mixture.constant) + terms / jnp.maximum(sums.counts, OCCUPIED)
 
 
-def check_resolution(component: Component, spacing: Array, losses: Array, counts: np.ndarray) -> None:
+def check_resolution(
+    component: Component, spacing: Array, losses: Array, counts: np.ndarray
+) -> None:
     """Refuse a mixture whose log densities are rounding, in one of the components that hold data.
 
     Raises:
@@ -63,7 +70,9 @@ def check_resolution(component: Component, spacing: Array, losses: Array, counts
         )
 
 
-def check_rounding(component: Component, sizes: np.ndarray, counts: np.ndarray, dtype: np.dtype) -> None:
+def check_rounding(
+    component: Component, sizes: np.ndarray, counts: np.ndarray, dtype: np.dtype
+) -> None:
     """Refuse a mixture whose log densities are differences of numbers that are too large for the precision.
 
     Such are those of counts: x log λ - λ of a million.
@@ -88,7 +97,11 @@ def check_rounding(component: Component, sizes: np.ndarray, counts: np.ndarray, 
 
 
 def has_converged(
-    data: MixtureData, outcome: Outcome, rise: float, limit: float, step_error: Callable[[Visit[Factors]], float]
+    data: MixtureData,
+    outcome: Outcome,
+    rise: float,
+    limit: float,
+    step_error: Callable[[Visit[Factors]], float],
 ) -> bool:
     """Whether an ascent that says so has converged in double precision too, with a warning where it has not.
 

@@ -7,7 +7,12 @@ from typing import Any, TypeAlias
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import Algorithm, Limits
 from numpyro_tempered.mixtures.evidence import evaluate, following
-from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem, Outcome, problem_of
+from numpyro_tempered.mixtures.factors import (
+    TEMPERED_CAVI,
+    MixtureProblem,
+    Outcome,
+    problem_of,
+)
 from numpyro_tempered.mixtures.prepare import Settings
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.source import Beginning, Source
@@ -49,8 +54,12 @@ def run(
         FloatingPointError: If no restart keeps a finite objective.
         RuntimeError: If F falls by more than rounding.
     """
-    problem = problem_of(source.data, settings, source.capacity(settings.num_components))
-    beginning = Beginning(settings.num_components, start_or_default(start), limits.num_restarts)
+    problem = problem_of(
+        source.data, settings, source.capacity(settings.num_components)
+    )
+    beginning = Beginning(
+        settings.num_components, start_or_default(start), limits.num_restarts
+    )
     beginning = with_warm(beginning, source.data, problem, warm_start)
     rest = partial(following, rng_key, source.data, problem, limits, num_samples)
     problem, states = source.begin(rng_key, algorithm, problem, beginning, rest)

@@ -13,12 +13,22 @@ from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.mixtures.baselines import baseline_columns
-from numpyro_tempered.mixtures.comparison import Model, comparison_dataset, criterion_columns
+from numpyro_tempered.mixtures.comparison import (
+    Model,
+    comparison_dataset,
+    criterion_columns,
+)
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.measure import check_families
 from numpyro_tempered.mixtures.orders import check_options, fit_models, fold_in
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.report.arviz import OnDemand, as_attr, assemble, versions, with_group
+from numpyro_tempered.report.arviz import (
+    OnDemand,
+    as_attr,
+    assemble,
+    versions,
+    with_group,
+)
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.ranking import LogPrior, dyadic
 
@@ -66,7 +76,8 @@ class ComponentSelection(NamedTuple):
         another family. :func:`numpyro_tempered.table` turns it into pandas.
         """
         return assemble(
-            {"model_comparison": comparison_of(self.columns, self.fits, self.attrs)}, {**self.attrs, **versions()}
+            {"model_comparison": comparison_of(self.columns, self.fits, self.attrs)},
+            {**self.attrs, **versions()},
         )
 
     @property
@@ -184,23 +195,43 @@ def select_num_components(
         ('narrow', 2, 'K = 4 is the largest that is tried, a component for each row or 1024')
     """
     began, several = CLOCK.read(), isinstance(component, Mapping)
-    components: Mapping[Any, Component] = component if isinstance(component, Mapping) else {None: component}
+    components: Mapping[Any, Component] = (
+        component if isinstance(component, Mapping) else {None: component}
+    )
     num_draws = check_count(num_draws, "num_draws")
     check_options(options, label_multiplicity)
     options = {"alpha": alpha, "num_restarts": num_restarts} | options
-    rows = check_families(components, x, named=several) if several or num_components is None else {}
+    rows = (
+        check_families(components, x, named=several)
+        if several or num_components is None
+        else {}
+    )
     by_name, weights, stopped = fit_models(
-        rng_key, x, components, rows, num_components, log_prior, label_multiplicity=label_multiplicity, **options
+        rng_key,
+        x,
+        components,
+        rows,
+        num_components,
+        log_prior,
+        label_multiplicity=label_multiplicity,
+        **options,
     )
     fits: dict[Model, MixtureFit] = {
-        (name, k) if several else k: each for name, theirs in by_name.items() for k, each in theirs.items()
+        (name, k) if several else k: each
+        for name, theirs in by_name.items()
+        for k, each in theirs.items()
     }
     columns = criterion_columns(fits, weights, label_multiplicity)
     if baselines:
-        columns |= baseline_columns(fold_in(rng_key, BASELINES), x, components, by_name, options)
+        columns |= baseline_columns(
+            fold_in(rng_key, BASELINES), x, components, by_name, options
+        )
     selected = list(fits)[int(np.argmin(columns["rank"]))]
     name, number = selected if isinstance(selected, tuple) else (None, selected)
-    orders, reason = list(by_name[name]), (stopped if several else stopped.get(None)) or None
+    orders, reason = (
+        list(by_name[name]),
+        (stopped if several else stopped.get(None)) or None,
+    )
     uncertain = bool(np.any(columns["uncertain"][columns["rank"] < 2]))
     at_end = len(orders) > 1 and number == max(orders)
     attrs = {
@@ -212,7 +243,10 @@ def select_num_components(
         "at_end": int(at_end),
         **({} if reason is None else {"stopped": as_attr(reason)}),
     }
-    table, weight = partial(comparison_of, columns, fits, attrs), options.get("sample_weight")
+    table, weight = (
+        partial(comparison_of, columns, fits, attrs),
+        options.get("sample_weight"),
+    )
     draws = {"num_samples": num_draws, "sample_weight": weight}
     choice = ComponentSelection(
         number,
@@ -220,7 +254,17 @@ def select_num_components(
         fits,
         columns,
         attrs,
-        OnDemand(partial(report_of, fold_in(rng_key, DRAWS), x, fits[selected], table, attrs, **draws)),
+        OnDemand(
+            partial(
+                report_of,
+                fold_in(rng_key, DRAWS),
+                x,
+                fits[selected],
+                table,
+                attrs,
+                **draws,
+            )
+        ),
         uncertain,
         family=name,
         at_end=at_end,
@@ -236,15 +280,26 @@ def select_num_components(
     return choice
 
 
-def comparison_of(columns: dict[str, np.ndarray], fits: dict[Any, MixtureFit], attrs: dict[str, Any]) -> Any:
+def comparison_of(
+    columns: dict[str, np.ndarray], fits: dict[Any, MixtureFit], attrs: dict[str, Any]
+) -> Any:
     """The comparison as a Dataset."""
     names = ("selected", "selected_family")
-    selection: dict[str, object] = {name: attrs[name] for name in names if name in attrs}
-    return comparison_dataset(columns, list(fits), {"alpha": next(iter(fits.values())).alpha, **selection})
+    selection: dict[str, object] = {
+        name: attrs[name] for name in names if name in attrs
+    }
+    return comparison_dataset(
+        columns, list(fits), {"alpha": next(iter(fits.values())).alpha, **selection}
+    )
 
 
 def report_of(
-    rng_key: Array, x: ArrayLike, fit: MixtureFit, table: Callable[[], Any], attrs: dict[str, Any], **options: Any
+    rng_key: Array,
+    x: ArrayLike,
+    fit: MixtureFit,
+    table: Callable[[], Any],
+    attrs: dict[str, Any],
+    **options: Any,
 ) -> Any:
     """Draws of the selected fit with the comparison, as ArviZ data."""
     data = to_inference_data(fit, x, rng_key=rng_key, **options)

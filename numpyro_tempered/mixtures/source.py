@@ -9,7 +9,14 @@ import numpy as np
 
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Algorithm, Limits, Summary, Visit, pass_sums, read_all
+from numpyro_tempered.mixtures.ascent import (
+    Algorithm,
+    Limits,
+    Summary,
+    Visit,
+    pass_sums,
+    read_all,
+)
 from numpyro_tempered.mixtures.factors import Factors
 from numpyro_tempered.mixtures.prepare import MixtureData
 from numpyro_tempered.mixtures.starts import Start
@@ -54,7 +61,9 @@ class Beginning(NamedTuple):
     @property
     def num_starts(self) -> int:
         """Restarts and splits."""
-        return self.num_restarts + (NUM_SPLITS if self.growth is not None and self.growth.num_components else 0)
+        return self.num_restarts + (
+            NUM_SPLITS if self.growth is not None and self.growth.num_components else 0
+        )
 
     def with_given(self, states: T) -> T:
         """States with leading axis R, whole ones in the place of the first and padded ones at the end."""
@@ -64,7 +73,11 @@ class Beginning(NamedTuple):
             rows = [np.asarray(each)[None] for each in others]
             return np.concatenate([*rows[:size], leaf[size:], *rows[size:]])
 
-        return jax.tree.map(joined, states, *self.whole, *self.padded) if self.whole or self.padded else states
+        return (
+            jax.tree.map(joined, states, *self.whole, *self.padded)
+            if self.whole or self.padded
+            else states
+        )
 
 
 class Setting(NamedTuple):
@@ -101,8 +114,13 @@ class Rest(NamedTuple):
 def pass_of(algorithm: Algorithm) -> Summary:
     """The sums of a pass of an algorithm, of ``problem, states``; one object for each, by which JAX finds it."""
     return Summary(
-        read=lambda component, problem, states: (problem, read_all(algorithm, component, problem, states)),
-        sums=lambda component, blocks, read: pass_sums(algorithm, component, read[0], blocks, read[1]),
+        read=lambda component, problem, states: (
+            problem,
+            read_all(algorithm, component, problem, states),
+        ),
+        sums=lambda component, blocks, read: pass_sums(
+            algorithm, component, read[0], blocks, read[1]
+        ),
         finish=lambda component, sums, read, problem, states: sums,
     )
 
@@ -134,5 +152,7 @@ class Source(Protocol):
     ) -> tuple[P, Any]:
         """The problem with what it needs of all rows, and the states of all starts, with leading axis R."""
 
-    def ascend(self, algorithm: Algorithm, problem: Any, states: T, limits: Limits) -> Ascent[Visit[T]]:
+    def ascend(
+        self, algorithm: Algorithm, problem: Any, states: T, limits: Limits
+    ) -> Ascent[Visit[T]]:
         """All starts to their ends, from states with leading axis R; arrays of the host."""

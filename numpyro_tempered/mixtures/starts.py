@@ -19,7 +19,12 @@ from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike
 
-__all__ = ["Start", "given_responsibilities", "kmeans_plus_plus", "random_responsibilities"]
+__all__ = [
+    "Start",
+    "given_responsibilities",
+    "kmeans_plus_plus",
+    "random_responsibilities",
+]
 
 
 # Into which the rows are divided where one of them is drawn.
@@ -29,7 +34,9 @@ MOST_PARTS = 64
 class Assign(Protocol):
     """First responsibilities of rows; see :class:`Start`."""
 
-    def __call__(self, rng_key: Array, data: Any, points: Array, weight: Array, active: Array, /) -> Array:
+    def __call__(
+        self, rng_key: Array, data: Any, points: Array, weight: Array, active: Array, /
+    ) -> Array:
         """Labels ``(n,)`` or responsibilities ``(n, K)``."""
 
 
@@ -68,7 +75,9 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
         True
     """
 
-    def assign(rng_key: Array, data: object, points: Array, weight: Array, active: Array) -> Array:
+    def assign(
+        rng_key: Array, data: object, points: Array, weight: Array, active: Array
+    ) -> Array:
         # A seed that is none is nearest to no row.
         seeds = jnp.full((active.shape[0], points.shape[1]), jnp.inf, points.dtype)
         first = row_of(points, draw_row(jax.random.fold_in(rng_key, 0), weight))
@@ -80,12 +89,18 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
             # All rows are seeds already: further components are empty.
             mass = jnp.where(jnp.sum(mass) > 0, mass, weight)
             seed = row_of(points, draw_row(jax.random.fold_in(rng_key, j), mass))
-            return seeds.at[j].set(seed), jnp.minimum(nearest, squared_distance(points, seed))
+            return seeds.at[j].set(seed), jnp.minimum(
+                nearest, squared_distance(points, seed)
+            )
 
-        seeds, _ = jax.lax.fori_loop(1, jnp.sum(active, dtype=jnp.int32), add, (seeds.at[0].set(first), nearest))
+        seeds, _ = jax.lax.fori_loop(
+            1, jnp.sum(active, dtype=jnp.int32), add, (seeds.at[0].set(first), nearest)
+        )
 
         def lloyd(_: Array, centres: Array) -> Array:
-            members = jax.nn.one_hot(nearest_centre(points, centres), active.shape[0], dtype=points.dtype)
+            members = jax.nn.one_hot(
+                nearest_centre(points, centres), active.shape[0], dtype=points.dtype
+            )
             members = members * weight[:, None]
             counts = jnp.sum(members, axis=0)[:, None]
             means = members.T @ points / jnp.where(counts > 0, counts, 1.0)
@@ -130,19 +145,29 @@ def squared_distance(points: Array, centre: Array) -> Array:
 def nearest_centre(points: Array, centres: Array) -> Array:
     """The first of the nearest centres, ``(n,)``."""
 
-    def closer(best: tuple[Array, Array], each: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+    def closer(
+        best: tuple[Array, Array], each: tuple[Array, Array]
+    ) -> tuple[tuple[Array, Array], None]:
         label, distance = best
         j, centre = each
         new = squared_distance(points, centre)
         return (jnp.where(new < distance, j, label), jnp.minimum(new, distance)), None
 
-    start = (jnp.zeros(points.shape[0], jnp.int32), jnp.full(points.shape[0], jnp.inf, points.dtype))
+    start = (
+        jnp.zeros(points.shape[0], jnp.int32),
+        jnp.full(points.shape[0], jnp.inf, points.dtype),
+    )
     numbers = jnp.arange(centres.shape[0], dtype=jnp.int32)
     return jax.lax.scan(closer, start, (numbers, centres))[0][0]
 
 
 def split_components(
-    rng_key: Array, omega: Array, points: Array, weight: Array, first: Array, num_components: Array
+    rng_key: Array,
+    omega: Array,
+    points: Array,
+    weight: Array,
+    first: Array,
+    num_components: Array,
 ) -> Array:
     """Responsibilities ``(K, n)`` after components from ``first`` on, which are empty, take parts of the others.
 
@@ -155,7 +180,9 @@ def split_components(
         counts = jnp.sum(mass, axis=1, keepdims=True)
         means = matmul(mass, points) / jnp.where(counts > 0, counts, 1.0)
         distances = jax.lax.map(lambda mean: squared_distance(points, mean), means)
-        seed = draw_row(jax.random.fold_in(rng_key, j), jnp.sum(mass * distances, axis=0))
+        seed = draw_row(
+            jax.random.fold_in(rng_key, j), jnp.sum(mass * distances, axis=0)
+        )
         parent = jnp.argmax(row_of(omega.T, seed))
         is_nearer = squared_distance(points, row_of(points, seed)) < distances[parent]
         part = jnp.where(is_nearer, omega[parent], 0.0)
@@ -174,10 +201,14 @@ def random_responsibilities(concentration: float = 1.0) -> Start:
         True
     """
 
-    def assign(rng_key: Array, data: object, points: Array, weight: Array, active: Array) -> Array:
+    def assign(
+        rng_key: Array, data: object, points: Array, weight: Array, active: Array
+    ) -> Array:
         def of_component(j: Array) -> Array:
             key = jax.random.fold_in(rng_key, j)
-            return jax.random.loggamma(key, concentration, points.shape[:1], points.dtype)
+            return jax.random.loggamma(
+                key, concentration, points.shape[:1], points.dtype
+            )
 
         log_gamma = jax.lax.map(of_component, jnp.arange(active.shape[0])).T
         return jax.nn.softmax(jnp.where(active, log_gamma, -jnp.inf), axis=1)
@@ -198,21 +229,39 @@ def given_responsibilities(responsibilities: ArrayLike) -> Start:
     """
     values = np.asarray(as_array(responsibilities, "responsibilities"))
     if values.ndim == 1:
-        if not np.issubdtype(values.dtype, np.integer) or (values.size and values.min() < 0):
-            raise ValueError(f"labels must be integers from 0, got dtype {values.dtype}.")
+        if not np.issubdtype(values.dtype, np.integer) or (
+            values.size and values.min() < 0
+        ):
+            raise ValueError(
+                f"labels must be integers from 0, got dtype {values.dtype}."
+            )
         return Start(_stored, values.astype(np.int32), random=False)
     if values.ndim != 2:
-        raise ValueError(f"expected labels (n,) or responsibilities (n, K), got shape {values.shape}.")
+        raise ValueError(
+            f"expected labels (n,) or responsibilities (n, K), got shape {values.shape}."
+        )
     if not np.all(values >= 0) or not np.allclose(values.sum(axis=1), 1.0, atol=1e-4):
-        raise ValueError("responsibilities must not be negative, and each row must sum to 1.")
+        raise ValueError(
+            "responsibilities must not be negative, and each row must sum to 1."
+        )
     return Start(_stored, values.astype(jnp.result_type(float)), random=False)
 
 
-def _stored(rng_key: Array, data: Array, points: Array, weight: Array, active: Array) -> Array:
+def _stored(
+    rng_key: Array, data: Array, points: Array, weight: Array, active: Array
+) -> Array:
     return data
 
 
-def start_data(start: Start, num_rows: int, num_components: int, *, capacity: int, shards: int, size: int) -> Any:
+def start_data(
+    start: Start,
+    num_rows: int,
+    num_components: int,
+    *,
+    capacity: int,
+    shards: int,
+    size: int,
+) -> Any:
     """The arrays of a start, those of given responsibilities with zeros for what fills up.
 
     Args:
@@ -230,13 +279,23 @@ def start_data(start: Start, num_rows: int, num_components: int, *, capacity: in
         return start.data
     data = np.asarray(start.data)
     if data.shape[0] != num_rows:
-        raise ValueError(f"the start has {data.shape[0]} rows, the data have {num_rows}.")
+        raise ValueError(
+            f"the start has {data.shape[0]} rows, the data have {num_rows}."
+        )
     if data.ndim == 1 and int(data.max()) >= num_components:
-        raise ValueError(f"the start has label {int(data.max())}, num_components is {num_components}.")
+        raise ValueError(
+            f"the start has label {int(data.max())}, num_components is {num_components}."
+        )
     if data.ndim == 2 and data.shape[1] != num_components:
-        raise ValueError(f"the start has {data.shape[1]} components, num_components is {num_components}.")
+        raise ValueError(
+            f"the start has {data.shape[1]} components, num_components is {num_components}."
+        )
     data = data.reshape(shards, -1, *data.shape[1:])
-    filling = [(0, 0), (0, size - data.shape[1]), *[(0, capacity - num_components)] * (data.ndim - 2)]
+    filling = [
+        (0, 0),
+        (0, size - data.shape[1]),
+        *[(0, capacity - num_components)] * (data.ndim - 2),
+    ]
     data = np.pad(data, filling)
     return data.reshape(shards * size, *data.shape[2:])
 

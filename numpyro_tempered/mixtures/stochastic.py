@@ -12,8 +12,20 @@ from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components import derived
-from numpyro_tempered.mixtures.components.base import Component, as_dtype, translate, translate_on_host
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, first_sums, in_order, update
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    as_dtype,
+    translate,
+    translate_on_host,
+)
+from numpyro_tempered.mixtures.factors import (
+    Factors,
+    MixtureProblem,
+    coefficients,
+    first_sums,
+    in_order,
+    update,
+)
 from numpyro_tempered.mixtures.prepare import automatic, check_settings, move, weight_of
 from numpyro_tempered.mixtures.starts import Start, start_data, start_or_default
 from numpyro_tempered.mixtures.weights import Concentration
@@ -53,7 +65,9 @@ class StochasticState(NamedTuple):
 class Init(Protocol):
     """See :class:`StochasticRule`."""
 
-    def __call__(self, rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None) -> StochasticState:
+    def __call__(
+        self, rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> StochasticState:
         """The state before the first batch."""
 
 
@@ -61,7 +75,10 @@ class Update(Protocol):
     """See :class:`StochasticRule`."""
 
     def __call__(
-        self, state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None
+        self,
+        state: StochasticState,
+        x: ArrayLike,
+        sample_weight: ArrayLike | None = None,
     ) -> tuple[StochasticState, Array]:
         """The state after a batch, and the batch's log density."""
 
@@ -69,7 +86,12 @@ class Update(Protocol):
 class LogDensity(Protocol):
     """See :class:`StochasticRule`."""
 
-    def __call__(self, state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None) -> Array:
+    def __call__(
+        self,
+        state: StochasticState,
+        x: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+    ) -> Array:
         """The average log density of rows."""
 
 
@@ -209,30 +231,55 @@ def stochastic(
     if missing and component.with_missing is None:
         raise ValueError(f"{component.name} does not marginalise missing entries.")
     if centre is not None and component.location is None:
-        raise ValueError(f"{component.name}: data of this family may not be moved; leave out centre.")
-    form = (component.with_missing() if missing and component.with_missing else component)._replace(prior=None)
+        raise ValueError(
+            f"{component.name}: data of this family may not be moved; leave out centre."
+        )
+    form = (
+        component.with_missing() if missing and component.with_missing else component
+    )._replace(prior=None)
     shift = None if centre is None else np.asarray(centre, np.float64)
-    prior = translate_on_host(component, component.prior, None if shift is None else -shift)
+    prior = translate_on_host(
+        component, component.prior, None if shift is None else -shift
+    )
     start = start_or_default(start)
 
-    def batch(x: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array, sweep.Blocks]:
+    def batch(
+        x: ArrayLike, sample_weight: ArrayLike | None
+    ) -> tuple[Array, Array, sweep.Blocks]:
         """Rows less the centre, their weights, and both in blocks."""
         rows = move(component.check(automatic(x)), shift)
         if not is_traced(rows) and not missing and bool(jnp.any(jnp.isnan(rows))):
-            raise ValueError(f"{component.name}: the batch has missing entries (NaN): stochastic(missing=True).")
-        weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight_of(sample_weight, rows))
-        return rows, weight, sweep.make_blocks(rows, weight, sweep.block_size(rows.shape[0], num_components))
+            raise ValueError(
+                f"{component.name}: the batch has missing entries (NaN): stochastic(missing=True)."
+            )
+        weight = jnp.where(
+            jnp.all(jnp.isnan(rows), axis=1), 0.0, weight_of(sample_weight, rows)
+        )
+        return (
+            rows,
+            weight,
+            sweep.make_blocks(
+                rows, weight, sweep.block_size(rows.shape[0], num_components)
+            ),
+        )
 
     def problem(dtype: np.dtype) -> MixtureProblem:
-        numbers = (jnp.asarray(value, dtype) for value in (settings.concentration, settings.alpha, 0.0))
+        numbers = (
+            jnp.asarray(value, dtype)
+            for value in (settings.concentration, settings.alpha, 0.0)
+        )
         return MixtureProblem(as_dtype(prior, dtype), *numbers)
 
-    def init(rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None) -> StochasticState:
+    def init(
+        rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> StochasticState:
         rows, weight, blocks = batch(x, sample_weight)
         active = jnp.ones(num_components, bool)
         layout = {"capacity": num_components, "shards": 1, "size": rows.shape[0]}
         stored = start_data(start, rows.shape[0], num_components, **layout)
-        labels = start.assign(rng_key, stored, derived.coordinates(form, rows), weight, active)
+        labels = start.assign(
+            rng_key, stored, derived.coordinates(form, rows), weight, active
+        )
         if labels.ndim == 1:
             labels = jax.nn.one_hot(labels, num_components)
         omega = sweep.in_blocks(labels.astype(rows.dtype), blocks.weight.shape[-1])
@@ -243,7 +290,13 @@ def stochastic(
     ) -> tuple[StochasticState, Array]:
         rows, _, blocks = batch(x, sample_weight)
         return stochastic_step(
-            form, problem(rows.dtype), state, blocks, step_size=step_size, total=total, num_inner=num_inner
+            form,
+            problem(rows.dtype),
+            state,
+            blocks,
+            step_size=step_size,
+            total=total,
+            num_inner=num_inner,
         )
 
     def factors(state: StochasticState) -> Factors:
@@ -251,29 +304,47 @@ def stochastic(
         back = translate if is_traced(result) else translate_on_host
         return result._replace(posterior=back(form, result.posterior, shift))
 
-    def log_density(state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None) -> Array:
+    def log_density(
+        state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> Array:
         rows, weight, blocks = batch(x, sample_weight)
-        mixture = coefficients(form, factors_at(form, problem(rows.dtype), state, total), state.centres)
-        return (sweep.sweep(form, mixture, blocks).log_sum + sweep.base_sum(form, blocks)) / jnp.sum(weight)
+        mixture = coefficients(
+            form, factors_at(form, problem(rows.dtype), state, total), state.centres
+        )
+        return (
+            sweep.sweep(form, mixture, blocks).log_sum + sweep.base_sum(form, blocks)
+        ) / jnp.sum(weight)
 
     return StochasticRule(init, step, factors, log_density)
 
 
 def start_state(
-    component: Component, problem: MixtureProblem, responsibilities: Array, blocks: sweep.Blocks
+    component: Component,
+    problem: MixtureProblem,
+    responsibilities: Array,
+    blocks: sweep.Blocks,
 ) -> StochasticState:
     """The state before the first batch, of first responsibilities ``(P, B, K, b)``."""
     zero, total = jnp.zeros((), jnp.int32), jnp.sum(blocks.weight)
     nothing = CompensatedSum.start(jnp.zeros_like(total))
     centres, sums = first_sums(component, problem, responsibilities, blocks)
-    return StochasticState(sums.counts / total, sums.statistics / total, nothing, zero, zero, centres)
+    return StochasticState(
+        sums.counts / total, sums.statistics / total, nothing, zero, zero, centres
+    )
 
 
 def factors_at(
-    component: Component, problem: MixtureProblem, state: StochasticState, total: ArrayLike | None
+    component: Component,
+    problem: MixtureProblem,
+    state: StochasticState,
+    total: ArrayLike | None,
 ) -> Factors:
     """The factors of a state, for ``total`` data or, without it, for those so far."""
-    n = state.total_weight.value if total is None else jnp.asarray(total, state.counts.dtype)
+    n = (
+        state.total_weight.value
+        if total is None
+        else jnp.asarray(total, state.counts.dtype)
+    )
     sums = sweep.Sums(problem.base, n * state.counts, n * state.statistics)
     return update(component, problem, sums, state.centres)
 
@@ -299,7 +370,9 @@ def stochastic_step(
     if step_size is None:
         rate = weight / total_weight.value
     else:
-        rate = jnp.asarray(step_size(state.num_steps + 1) if callable(step_size) else step_size, dtype)
+        rate = jnp.asarray(
+            step_size(state.num_steps + 1) if callable(step_size) else step_size, dtype
+        )
     before = state
     if total is None:
         # Before the first batch the factors are the prior's, which all components share.
@@ -307,33 +380,55 @@ def stochastic_step(
         before = state._replace(total_weight=CompensatedSum.start(n))
 
     def sums_at(at: StochasticState) -> sweep.Sums:
-        mixture = coefficients(component, factors_at(component, problem, at, total), at.centres)
+        mixture = coefficients(
+            component, factors_at(component, problem, at, total), at.centres
+        )
         return sweep.sweep(component, mixture, blocks)
 
     def towards(sums: sweep.Sums) -> StochasticState:
         def average(old: Array, new: Array) -> Array:
             return (1.0 - rate) * old + rate * (new / weight)
 
-        counts, statistics = average(state.counts, sums.counts), average(state.statistics, sums.statistics)
+        counts, statistics = (
+            average(state.counts, sums.counts),
+            average(state.statistics, sums.statistics),
+        )
         return StochasticState(
-            counts, statistics, total_weight, state.num_steps + 1, state.rejected, state.centres
+            counts,
+            statistics,
+            total_weight,
+            state.num_steps + 1,
+            state.rejected,
+            state.centres,
         )
 
     sums = sums_at(before)
     log_density = (sums.log_sum + sweep.base_sum(component, blocks)) / weight
     after = towards(sums)
     if num_inner > 1:
-        after = jax.lax.fori_loop(1, num_inner, lambda _, at: towards(sums_at(at)), after)
+        after = jax.lax.fori_loop(
+            1, num_inner, lambda _, at: towards(sums_at(at)), after
+        )
     n = after.total_weight.value if total is None else jnp.asarray(total, dtype)
     averages = sums._replace(counts=after.counts, statistics=after.statistics)
     # Labels change after the averages, which are of one labelling.
-    ordered, centres = in_order(problem._replace(alpha=problem.alpha * n), averages, after.centres)
-    after = after._replace(counts=ordered.counts, statistics=ordered.statistics, centres=centres)
+    ordered, centres = in_order(
+        problem._replace(alpha=problem.alpha * n), averages, after.centres
+    )
+    after = after._replace(
+        counts=ordered.counts, statistics=ordered.statistics, centres=centres
+    )
     is_valid = jnp.isfinite(log_density) & (rate > 0) & (rate <= 1)
-    is_valid = is_valid & jnp.all(jnp.isfinite(after.counts)) & jnp.all(jnp.isfinite(after.statistics))
+    is_valid = (
+        is_valid
+        & jnp.all(jnp.isfinite(after.counts))
+        & jnp.all(jnp.isfinite(after.statistics))
+    )
     # A batch without a row leaves the state as it is.
     unchanged = state._replace(rejected=state.rejected + jnp.where(weight != 0, 1, 0))
-    return jax.tree.map(lambda new, old: jnp.where(is_valid, new, old), after, unchanged), log_density
+    return jax.tree.map(
+        lambda new, old: jnp.where(is_valid, new, old), after, unchanged
+    ), log_density
 
 
 def check_step_size(step_size: StepSize | None) -> None:

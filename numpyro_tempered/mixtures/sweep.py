@@ -70,7 +70,11 @@ def make_blocks(rows: Array, weight: Array, size: int, shards: int = 1) -> Block
     """Rows ``(n, d)`` and their weights ``(n,)`` in blocks; padding has weight 0."""
     n = rows.shape[0] // shards
     weights = jnp.pad(jnp.reshape(weight, (shards, n)), [(0, 0), (0, -n % size)])
-    return Blocks(in_blocks(rows, size, shards), jnp.reshape(weights, (shards, -1, size)), np.int32(n))
+    return Blocks(
+        in_blocks(rows, size, shards),
+        jnp.reshape(weights, (shards, -1, size)),
+        np.int32(n),
+    )
 
 
 def blocks_on_host(rows: np.ndarray, weight: np.ndarray, size: int) -> Blocks:
@@ -84,14 +88,19 @@ def blocks_on_host(rows: np.ndarray, weight: np.ndarray, size: int) -> Blocks:
     number = next_power(number) if rows.size <= MANY_NUMBERS else number
     padding = number * size - n
     rows = np.pad(rows, [(0, padding), (0, 0)], mode="edge")
-    columns = np.ascontiguousarray(np.moveaxis(rows.reshape(1, number, size, dim), 2, 3))
+    columns = np.ascontiguousarray(
+        np.moveaxis(rows.reshape(1, number, size, dim), 2, 3)
+    )
     weights = np.pad(weight, (0, padding)).reshape(1, number, size)
     return Blocks(jax.device_put(columns), jax.device_put(weights), np.int32(n))
 
 
 def in_double(blocks: Blocks) -> Blocks:
     """The same numbers in double precision."""
-    return blocks._replace(columns=blocks.columns.astype(jnp.float64), weight=blocks.weight.astype(jnp.float64))
+    return blocks._replace(
+        columns=blocks.columns.astype(jnp.float64),
+        weight=blocks.weight.astype(jnp.float64),
+    )
 
 
 def out_of_blocks(values: Array) -> Array:
@@ -111,7 +120,9 @@ def points_of(component: Component, blocks: Blocks) -> Array:
     shards, number, size = blocks.weight.shape
     is_row = jnp.tile(jnp.arange(number * size) < blocks.num_rows, shards)[:, None]
     # Means of columns leave NaN out, and so what fills up.
-    points = derived.coordinates(component, jnp.where(is_row, out_of_blocks(blocks.columns), jnp.nan))
+    points = derived.coordinates(
+        component, jnp.where(is_row, out_of_blocks(blocks.columns), jnp.nan)
+    )
     return jnp.where(is_row, points, 0.0)
 
 
@@ -156,17 +167,26 @@ def log_joint(component: Component, mixture: Coefficients, columns: Array) -> Ar
         linear = component.location.linear(mixture.weights, deviations)  # type: ignore[union-attr]
     # A component of weight 0 may be anything, also what is not finite.
     constant = (mixture.log_weights + mixture.constant)[:, None]
-    return jnp.where(mixture.log_weights[:, None] > -jnp.inf, linear + constant, -jnp.inf)
+    return jnp.where(
+        mixture.log_weights[:, None] > -jnp.inf, linear + constant, -jnp.inf
+    )
 
 
 def weighted_statistics(
-    component: Component, omega: Array, columns: Array, centres: Array | None, weights: Array | None = None
+    component: Component,
+    omega: Array,
+    columns: Array,
+    centres: Array | None,
+    weights: Array | None = None,
 ) -> Array:
     """Σ_i omega_ji T(x_i - c_j), ``(K, F)``, of responsibilities ``(K, n)`` and columns ``(d, n)``.
 
     With the weights ``(K, F)`` of a mixture, missing entries that depend on others are completed by it.
     """
-    location, deviations = component.location, deviations_from(component, columns, centres, weights)
+    location, deviations = (
+        component.location,
+        deviations_from(component, columns, centres, weights),
+    )
     if deviations is None or location is None:
         return contract(omega, component.statistics(columns))
     if weights is None or location.completed is None:
@@ -183,14 +203,22 @@ def deviations_from(
     """
     if centres is not None:
         return columns - centres[..., None]
-    if weights is None or component.location is None or component.location.completed is None:
+    if (
+        weights is None
+        or component.location is None
+        or component.location.completed is None
+    ):
         return None
     return jnp.broadcast_to(columns, (weights.shape[0], *columns.shape))
 
 
-def rounding_losses(component: Component, mixture: Coefficients, spacing: Array) -> Array:
+def rounding_losses(
+    component: Component, mixture: Coefficients, spacing: Array
+) -> Array:
     """What data that are off by ``spacing`` ``(K, d)`` take from a log density, ``(K,)``, in nats."""
-    change = component.statistics(spacing.T) - component.statistics(jnp.zeros_like(spacing.T))
+    change = component.statistics(spacing.T) - component.statistics(
+        jnp.zeros_like(spacing.T)
+    )
     return jnp.sum(jnp.abs(mixture.weights * change.T), axis=-1)
 
 
@@ -203,7 +231,9 @@ def normalise(joint: Array, weight: Array) -> tuple[Array, Array]:
     return unnormalised * (weight / total), jnp.sum(weight * (peak + jnp.log(total)))
 
 
-def responsibilities(component: Component, mixture: Coefficients, blocks: Blocks) -> Array:
+def responsibilities(
+    component: Component, mixture: Coefficients, blocks: Blocks
+) -> Array:
     """Responsibilities in blocks, ``(P, B, K, b)``."""
 
     def of_block(columns: Array) -> Array:
@@ -212,10 +242,14 @@ def responsibilities(component: Component, mixture: Coefficients, blocks: Blocks
     return jax.vmap(partial(jax.lax.map, of_block))(blocks.columns)
 
 
-def block_sums(component: Component, mixture: Coefficients, columns: Array, weight: Array) -> Sums:
+def block_sums(
+    component: Component, mixture: Coefficients, columns: Array, weight: Array
+) -> Sums:
     """The sums of one block, columns ``(d, b)``, about the mixture's centres."""
     omega, log_sum = normalise(log_joint(component, mixture, columns), weight)
-    statistics = weighted_statistics(component, omega, columns, mixture.centres, mixture.weights)
+    statistics = weighted_statistics(
+        component, omega, columns, mixture.centres, mixture.weights
+    )
     return Sums(log_sum, jnp.sum(omega, axis=1), statistics)
 
 
@@ -225,7 +259,10 @@ def sweep(component: Component, mixture: Coefficients, blocks: Blocks) -> Sums:
 
 
 def accumulate(
-    component: Component, responsibilities: Array, blocks: Blocks, centres: Array | None = None
+    component: Component,
+    responsibilities: Array,
+    blocks: Blocks,
+    centres: Array | None = None,
 ) -> Sums:
     """The sums under given responsibilities ``(P, B, K, b)``; their ``log_sum`` is 0."""
 
@@ -239,7 +276,9 @@ def accumulate(
 
 def contract(omega: Array, statistics: Array) -> Array:
     """Σ_i omega_ji T_k(x_i), of ``(K, b)`` and ``(F, b)``."""
-    return jax.lax.dot_general(omega, statistics, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
+    return jax.lax.dot_general(
+        omega, statistics, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST
+    )
 
 
 def over_blocks(terms: Callable[..., T], blocks: Blocks, *more: Array) -> T:
@@ -251,13 +290,23 @@ def over_blocks(terms: Callable[..., T], blocks: Blocks, *more: Array) -> T:
 
         def add(i: Array, running: T) -> T:
             return add_terms(
-                running, terms(*(jax.lax.dynamic_index_in_dim(a, i, keepdims=False) for a in arrays))
+                running,
+                terms(
+                    *(
+                        jax.lax.dynamic_index_in_dim(a, i, keepdims=False)
+                        for a in arrays
+                    )
+                ),
             )
 
         first = jax.eval_shape(terms, *(each[0] for each in arrays))
-        start = jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros(leaf.shape, leaf.dtype)), first)
+        start = jax.tree.map(
+            lambda leaf: CompensatedSum.start(jnp.zeros(leaf.shape, leaf.dtype)), first
+        )
         # As an operand, so that another number of blocks is the same program.
-        number = (blocks.num_rows + blocks.weight.shape[2] - 1) // blocks.weight.shape[2]
+        number = (blocks.num_rows + blocks.weight.shape[2] - 1) // blocks.weight.shape[
+            2
+        ]
         return total_of(jax.lax.fori_loop(0, number, add, start))
 
     arrays = (blocks.columns, blocks.weight, *more)
@@ -268,7 +317,9 @@ def over_blocks(terms: Callable[..., T], blocks: Blocks, *more: Array) -> T:
 
 def base_sum(component: Component, blocks: Blocks) -> Array:
     """The weighted sum of log h."""
-    return over_blocks(lambda columns, weight: jnp.sum(weight * component.log_base(columns)), blocks)
+    return over_blocks(
+        lambda columns, weight: jnp.sum(weight * component.log_base(columns)), blocks
+    )
 
 
 def add_terms(running: T, terms: T) -> T:
@@ -278,7 +329,9 @@ def add_terms(running: T, terms: T) -> T:
 
 def total_of(running: T) -> T:
     """The values of a tree of compensated sums."""
-    return jax.tree.map(lambda total: total.value + total.error, running, is_leaf=_is_sum)
+    return jax.tree.map(
+        lambda total: total.value + total.error, running, is_leaf=_is_sum
+    )
 
 
 def _is_sum(value: object) -> bool:

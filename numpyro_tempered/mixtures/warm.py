@@ -19,7 +19,10 @@ WarmStart: TypeAlias = MixtureFit | Sequence[MixtureFit]
 
 
 def with_warm(
-    beginning: Beginning, data: MixtureData, problem: MixtureProblem, warm_start: WarmStart | None
+    beginning: Beginning,
+    data: MixtureData,
+    problem: MixtureProblem,
+    warm_start: WarmStart | None,
 ) -> Beginning:
     """The starts, and those from the factors of other fits. Of those with fewer components the largest is taken.
 
@@ -36,10 +39,18 @@ def with_warm(
     nothing: Any = np.zeros_like(problem.concentration)
     cast = partial(np.asarray, dtype=problem.alpha.dtype)
     triples: list[tuple[int, Factors, Array]] = [
-        (fit.num_components, jax.tree.map(cast, factors_for(data, fit)), fit.problem.concentration)
+        (
+            fit.num_components,
+            jax.tree.map(cast, factors_for(data, fit)),
+            fit.problem.concentration,
+        )
         for fit in (with_weights_of(problem, fit) for fit in fits)
     ]
-    whole = [fill_up(problem, nothing, each) for size, each, _ in triples if size == num_components]
+    whole = [
+        fill_up(problem, nothing, each)
+        for size, each, _ in triples
+        if size == num_components
+    ]
     smaller = [triple for triple in triples if triple[0] < num_components]
     if not smaller:
         # One program for mixtures with and without a smaller one.
@@ -47,7 +58,9 @@ def with_warm(
         return beginning._replace(growth=Growth(nobody, np.int32(0)), whole=whole)
     size, parent, concentration = max(smaller, key=lambda triple: triple[0])
     growth = Growth(fill_up(problem, nothing, parent), np.int32(size))
-    return beginning._replace(growth=growth, whole=whole, padded=[pad(problem, parent, concentration)])
+    return beginning._replace(
+        growth=growth, whole=whole, padded=[pad(problem, parent, concentration)]
+    )
 
 
 def pad(problem: MixtureProblem, factors: Factors, concentration: Array) -> Factors:
@@ -58,16 +71,21 @@ def pad(problem: MixtureProblem, factors: Factors, concentration: Array) -> Fact
         factors: Of the first components.
         concentration: The prior that their weights were updated from.
     """
-    counts = weights.counts_of(np.asarray(factors.concentration), np.asarray(concentration))  # type: ignore[arg-type]
+    pair = np.asarray(factors.concentration), np.asarray(concentration)
+    counts = weights.counts_of(*pair)  # type: ignore[arg-type]
     first = weights.update(np.asarray(problem.concentration)[: len(counts)], counts)  # type: ignore[arg-type]
-    return fill_up(problem, problem.concentration, factors._replace(concentration=first))
+    return fill_up(
+        problem, problem.concentration, factors._replace(concentration=first)
+    )
 
 
 def fill_up(problem: MixtureProblem, concentration: Array, factors: Factors) -> Factors:
     """Factors with components at their prior behind them, whose weights have this factor, leading axis K."""
     size = len(factors.concentration)
     others = broadcast_prior(problem.prior, len(concentration) - size)
-    posterior = jax.tree.map(lambda *leaves: np.concatenate(leaves), factors.posterior, others)
+    posterior = jax.tree.map(
+        lambda *leaves: np.concatenate(leaves), factors.posterior, others
+    )
     whole: Any = np.concatenate([factors.concentration, concentration[size:]])
     return Factors(whole, posterior)
 
@@ -75,14 +93,20 @@ def fill_up(problem: MixtureProblem, concentration: Array, factors: Factors) -> 
 def with_weights_of(problem: MixtureProblem, fit: MixtureFit) -> MixtureFit:
     """The fit with weights of the problem's form; where it had a Dirichlet or sticks, from its counts."""
     target, concentration, prior = (
-        np.asarray(each) for each in (problem.concentration, fit.factors.concentration, fit.problem.concentration)
+        np.asarray(each)
+        for each in (
+            problem.concentration,
+            fit.factors.concentration,
+            fit.problem.concentration,
+        )
     )
     if concentration.ndim == target.ndim:
         return fit
     first: Any = weights.first(target, fit.num_components)
     updated = weights.update(first, weights.counts_of(concentration, prior))  # type: ignore[arg-type]
     return fit._replace(
-        factors=fit.factors._replace(concentration=updated), problem=fit.problem._replace(concentration=first)
+        factors=fit.factors._replace(concentration=updated),
+        problem=fit.problem._replace(concentration=first),
     )
 
 
@@ -94,7 +118,10 @@ def check_warm(data: MixtureData, warm_start: MixtureFit, num_components: int) -
         ValueError: If it is of another family, or has more components.
     """
     check_fit(warm_start, "warm_start")
-    if warm_start.component != data.component or warm_start.num_components > num_components:
+    if (
+        warm_start.component != data.component
+        or warm_start.num_components > num_components
+    ):
         raise ValueError(
             f"warm_start has {warm_start.num_components} components of {warm_start.component.name}; expected at "
             f"most {num_components} of {data.component.name}, both with missing entries or both without."
@@ -107,4 +134,6 @@ def factors_for(data: MixtureData, warm_start: MixtureFit) -> Factors:
     if warm_start.centre is None or data.centre is None:
         return factors
     shift = warm_start.centre - data.centre
-    return factors._replace(posterior=translate_on_host(data.component, factors.posterior, shift))
+    return factors._replace(
+        posterior=translate_on_host(data.component, factors.posterior, shift)
+    )

@@ -89,7 +89,9 @@ def prior_of(concentration: Concentration, num_components: int) -> np.ndarray:
     """
     if isinstance(concentration, StickBreaking):
         gamma = check_number(concentration.gamma, "gamma", "(0, inf)")
-        return first(np.broadcast_to(np.array([1.0, gamma]), (num_components, 2)), num_components)
+        return first(
+            np.broadcast_to(np.array([1.0, gamma]), (num_components, 2)), num_components
+        )
     if callable(concentration):
         raise TypeError(
             f"concentration is {concentration!r}; expected numbers, or a prior such as "
@@ -97,8 +99,12 @@ def prior_of(concentration: Concentration, num_components: int) -> np.ndarray:
         )
     values = np.asarray(concentration, np.float64)
     if values.shape not in ((), (num_components,)):
-        raise ValueError(f"concentration has shape {values.shape}; expected () or ({num_components},).")
-    return np.broadcast_to(check_numbers(values, "concentration", "(0, inf)"), (num_components,))
+        raise ValueError(
+            f"concentration has shape {values.shape}; expected () or ({num_components},)."
+        )
+    return np.broadcast_to(
+        check_numbers(values, "concentration", "(0, inf)"), (num_components,)
+    )
 
 
 def check_rounding(prior: np.ndarray, dtype: np.dtype) -> None:
@@ -125,13 +131,17 @@ def first(prior: np.ndarray, num_components: int) -> np.ndarray:
     """The prior of the first components, where there are no others."""
     if not are_sticks(prior):
         return prior[:num_components]
-    rest = np.where(np.arange(num_components) < num_components - 1, prior[:num_components, 1], 0.0)
+    rest = np.where(
+        np.arange(num_components) < num_components - 1, prior[:num_components, 1], 0.0
+    )
     return np.stack([prior[:num_components, 0], rest], axis=1)
 
 
 def active(concentration: Rows) -> Array:
     """Which components there are, ``(K,)``."""
-    exists: Array = (concentration[:, 0] if are_sticks(concentration) else concentration) > 0  # type: ignore[assignment]
+    exists: Array = (
+        concentration[:, 0] if are_sticks(concentration) else concentration
+    ) > 0  # type: ignore[assignment]
     return exists
 
 
@@ -154,7 +164,9 @@ def expected_log(concentration: Array) -> Array:
     if not are_sticks(concentration):
         return special.dirichlet_expected_log(concentration)
     exists = active(concentration)
-    of_sticks = special.dirichlet_expected_log(jnp.where(exists[:, None], concentration, 1.0))
+    of_sticks = special.dirichlet_expected_log(
+        jnp.where(exists[:, None], concentration, 1.0)
+    )
     # The last stick leaves nothing to those behind it, which are none.
     rest = jnp.where(concentration[:, 1] > 0, of_sticks[:, 1], 0.0)
     return jnp.where(exists, of_sticks[:, 0] + _before(rest), -jnp.inf)
@@ -180,7 +192,9 @@ def log_mean(concentration: Array) -> Array:
     if not are_sticks(concentration):
         return jnp.log(concentration) - jnp.log(jnp.sum(concentration))
     # Sticks are independent.
-    of_sticks = jnp.log(concentration) - jnp.log(jnp.sum(concentration, axis=1, keepdims=True))
+    of_sticks = jnp.log(concentration) - jnp.log(
+        jnp.sum(concentration, axis=1, keepdims=True)
+    )
     return of_sticks[:, 0] + _before(of_sticks[:, 1])
 
 
@@ -192,7 +206,9 @@ def log_weights(log_gamma: Rows, concentration: Rows) -> Array:
         return _log_softmax(log_gamma)
     exists = active(concentration)
     of_sticks = _log_softmax(library.where(exists[:, None], log_gamma, 0.0))
-    return library.where(exists, of_sticks[..., 0] + _before(of_sticks[..., 1]), -np.inf)
+    return library.where(
+        exists, of_sticks[..., 0] + _before(of_sticks[..., 1]), -np.inf
+    )
 
 
 def best_order(prior: Array, counts: Array) -> Array | None:
@@ -224,12 +240,20 @@ def best_order(prior: Array, counts: Array) -> Array | None:
     is_term = (column >= 1) & (column <= num_active - 2)
     # K = 1 has no gamma.
     terms = jnp.where(is_term, jnp.log(jnp.where(is_term, gamma + rest, 1.0)), 0.0)
-    gain = special.log_choose(jnp.where(gamma > 0, gamma, 1.0), n) - jnp.sum(terms, axis=1)
+    gain = special.log_choose(jnp.where(gamma > 0, gamma, 1.0), n) - jnp.sum(
+        terms, axis=1
+    )
     gain = jnp.where(numbers < num_active, gain - gain[num_active - 1], -jnp.inf)
     # Of equals, as the last two are for gamma = 1, the smallest.
-    rounding = 64.0 * jnp.finfo(gain.dtype).eps * (1.0 + jnp.max(jnp.sum(jnp.abs(terms), axis=1)))
+    rounding = (
+        64.0
+        * jnp.finfo(gain.dtype).eps
+        * (1.0 + jnp.max(jnp.sum(jnp.abs(terms), axis=1)))
+    )
     last = jnp.where(jnp.max(gain) > rounding, jnp.argmax(gain), num_active - 1)
-    places = jnp.where((numbers >= last) & (numbers < num_active - 1), numbers + 1, numbers)
+    places = jnp.where(
+        (numbers >= last) & (numbers < num_active - 1), numbers + 1, numbers
+    )
     return falling[jnp.where(numbers == num_active - 1, last, places)]
 
 
@@ -248,14 +272,20 @@ def draw(sample: Sample, concentration: Array) -> Array:
 def _behind(counts: Array) -> Array:
     """The sums of the entries behind each."""
     library = namespace(counts)
-    return library.concatenate([library.cumsum(counts[:0:-1])[::-1], library.zeros_like(counts[:1])])
+    return library.concatenate(
+        [library.cumsum(counts[:0:-1])[::-1], library.zeros_like(counts[:1])]
+    )
 
 
 def _before(values: Array) -> Array:
     """The sums of the entries before each, over the last axis."""
     library = namespace(values)
     return library.concatenate(
-        [library.zeros_like(values[..., :1]), library.cumsum(values[..., :-1], axis=-1)], axis=-1
+        [
+            library.zeros_like(values[..., :1]),
+            library.cumsum(values[..., :-1], axis=-1),
+        ],
+        axis=-1,
     )
 
 

@@ -22,7 +22,12 @@ from numpyro_tempered.online.experts.windows import aggregate_windows
 from numpyro_tempered.online.parts.partitioned import Partitioned, partitioned
 from numpyro_tempered.online.parts.run import PartitionedRun, run_partitioned
 from numpyro_tempered.online.parts.state import Change, Factor, PartitionedState
-from numpyro_tempered.online.predictions import Prediction, class_probabilities, predict, sample_predictor
+from numpyro_tempered.online.predictions import (
+    Prediction,
+    class_probabilities,
+    predict,
+    sample_predictor,
+)
 from numpyro_tempered.online.rates import (
     doubling,
     ewa_rate,
@@ -33,7 +38,12 @@ from numpyro_tempered.online.rates import (
     svb_strongly_convex_rate,
 )
 from numpyro_tempered.online.rules.ewa import ewa, ewa_grid
-from numpyro_tempered.online.rules.forgetting import Forgetting, power, random_walk, to_prior
+from numpyro_tempered.online.rules.forgetting import (
+    Forgetting,
+    power,
+    random_walk,
+    to_prior,
+)
 from numpyro_tempered.online.rules.ngvi import ngvi
 from numpyro_tempered.online.rules.oga import oga, oga_el
 from numpyro_tempered.online.rules.rvga import rvga
@@ -43,7 +53,13 @@ from numpyro_tempered.online.service import Service
 from numpyro_tempered.online.streams.average import average, with_average
 from numpyro_tempered.online.streams.batches import global_batches
 from numpyro_tempered.online.streams.clip import Clipping, clip
-from numpyro_tempered.online.streams.delayed import Pending, id_words, pending, recall, remember
+from numpyro_tempered.online.streams.delayed import (
+    Pending,
+    id_words,
+    pending,
+    recall,
+    remember,
+)
 from numpyro_tempered.online.streams.diagnose import diagnose
 from numpyro_tempered.online.streams.export import export_update
 from numpyro_tempered.online.streams.findings import Finding, StreamWarning
@@ -52,7 +68,11 @@ from numpyro_tempered.online.streams.merge import merge
 from numpyro_tempered.online.streams.robust import Weighing, robust
 from numpyro_tempered.online.streams.save import restore, save
 from numpyro_tempered.online.streams.skip import Skipping, skip
-from numpyro_tempered.online.streams.standardise import Standardisation, original_scale, standardise
+from numpyro_tempered.online.streams.standardise import (
+    Standardisation,
+    original_scale,
+    standardise,
+)
 from numpyro_tempered.online.streams.transport import from_bytes, to_bytes
 
 __all__ = [

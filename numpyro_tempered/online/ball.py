@@ -53,7 +53,9 @@ def check_prior(prior: Gaussian, box: object, name: str) -> None:
 def project(q: Q, ball: Ball) -> Q:
     """The nearest point of a ball, in the Euclidean norms of mean and root of the covariance."""
     family = family_of(q)
-    return family.with_root(_shorten(q.loc, ball.loc), _shorten(family.root(q), ball.scale))
+    return family.with_root(
+        _shorten(q.loc, ball.loc), _shorten(family.root(q), ball.scale)
+    )
 
 
 def _shorten(vector: Array, radius: float) -> Array:
@@ -65,7 +67,9 @@ def _shorten(vector: Array, radius: float) -> Array:
     return jnp.where(length > radius, vector * (radius / length), vector)
 
 
-def kl_prox(anchor: Q, grad_loc: Array, grad_scale: Array, rate: Scalar, ball: Ball) -> Q:
+def kl_prox(
+    anchor: Q, grad_loc: Array, grad_scale: Array, rate: Scalar, ball: Ball
+) -> Q:
     r"""The minimiser of :math:`\langle g, \mu\rangle + \mathrm{KL}(q_\mu, anchor)/\eta` over a ball.
 
     It is no projection of the free minimiser. With a multiplier k ≥ 0 for each of the two constraints it is the
@@ -96,8 +100,12 @@ def kl_prox(anchor: Q, grad_loc: Array, grad_scale: Array, rate: Scalar, ball: B
     d = free.shape[0]
     # σ is at most |slope|/k + 1/√k.
     longest_loc = jnp.linalg.norm(free) / (ball.loc * jnp.min(variance))
-    longest_scale = jnp.maximum(2.0 * jnp.linalg.norm(slope) / ball.scale, 4.0 * d / ball.scale**2)
-    return family.with_root(_meet(loc, ball.loc, longest_loc), _meet(scale, ball.scale, longest_scale))
+    longest_scale = jnp.maximum(
+        2.0 * jnp.linalg.norm(slope) / ball.scale, 4.0 * d / ball.scale**2
+    )
+    return family.with_root(
+        _meet(loc, ball.loc, longest_loc), _meet(scale, ball.scale, longest_scale)
+    )
 
 
 def _meet(at: Callable[[Array], Array], radius: float, last: Array) -> Array:

@@ -12,7 +12,12 @@ from numpyro_tempered.core.checks import check_number, is_traced
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
-from numpyro_tempered.gaussian.expectations.base import Data, Evaluation, Expectation, Predictors
+from numpyro_tempered.gaussian.expectations.base import (
+    Data,
+    Evaluation,
+    Expectation,
+    Predictors,
+)
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.box import Box, check_box, project
@@ -71,7 +76,8 @@ class OnlineState(NamedTuple):
 
 
 Step: TypeAlias = Callable[
-    [Expectation, OnlineState, Data, Array | None, Array | None], tuple[OnlineState, Losses]
+    [Expectation, OnlineState, Data, Array | None, Array | None],
+    tuple[OnlineState, Losses],
 ]
 
 
@@ -141,7 +147,9 @@ class SVBRate(NamedTuple):
 
     def __call__(self, count: Array, q: Gaussian) -> Array:
         """The rates at round ``count`` (1, 2, ...), one for each coordinate."""
-        return self.times_variance(count, q) / jnp.square(family_of(q).marginal_scale(q))
+        return self.times_variance(count, q) / jnp.square(
+            family_of(q).marginal_scale(q)
+        )
 
     def times_variance(self, count: Array, q: Gaussian) -> Array:
         """The rate times σ², which neither overflows nor divides by zero."""
@@ -189,12 +197,19 @@ def as_schedule(step_size: StepSize, name: str = "step_size") -> Schedule:
         hint = "A callable of the count or of (count, q) will do too."
         value = float(check_number(step_size, name, "(0, inf)", hint=hint))
         return lambda count, q: value
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
     parameters = inspect.signature(step_size).parameters.values()
-    num_required = sum(p.default is p.empty and p.kind in positional for p in parameters)
+    num_required = sum(
+        p.default is p.empty and p.kind in positional for p in parameters
+    )
     if num_required not in (1, 2):
         required = f"requires {num_required} arguments"
-        raise TypeError(f"{name} must take the count or (count, q), but {step_size!r} {required}.")
+        raise TypeError(
+            f"{name} must take the count or (count, q), but {step_size!r} {required}."
+        )
     return lambda count, q: _not_negative(step_size(*(count, q)[:num_required]), q)
 
 
@@ -229,7 +244,9 @@ def in_box(rule: Rule, box: Box | Ball | None) -> Rule:
         state = rule.update(evaluation, state)
         return state._replace(posterior=project(state.posterior, box))
 
-    return rule._replace(init=init, update=update, box=None if isinstance(box, Ball) else box)
+    return rule._replace(
+        init=init, update=update, box=None if isinstance(box, Ball) else box
+    )
 
 
 def refuse_model(value: object) -> None:
@@ -255,21 +272,34 @@ def start(prior: Gaussian, posterior: Gaussian, memory: PyTree = ()) -> OnlineSt
     # Distinct buffers, so that the state can be donated to a compiled update.
     zeros = [jnp.zeros((), prior.loc.dtype) for _ in range(5)]
     count, rejected, floored, jumps = (jnp.zeros((), jnp.int32) for _ in range(4))
-    cumulative = CumulativeLosses(CompensatedSum(*zeros[:2]), CompensatedSum(*zeros[2:4]))
-    return OnlineState(posterior, prior, memory, count, rejected, cumulative, floored, jumps, zeros[4])
+    cumulative = CumulativeLosses(
+        CompensatedSum(*zeros[:2]), CompensatedSum(*zeros[2:4])
+    )
+    return OnlineState(
+        posterior, prior, memory, count, rejected, cumulative, floored, jumps, zeros[4]
+    )
 
 
 def advance(
-    state: OnlineState, posterior: Gaussian, memory: PyTree = (), floored: Array | None = None
+    state: OnlineState,
+    posterior: Gaussian,
+    memory: PyTree = (),
+    floored: Array | None = None,
 ) -> OnlineState:
     """The state after a round that led to ``posterior``."""
     state = state._replace(posterior=posterior, memory=memory, count=state.count + 1)
-    return state if floored is None else state._replace(floored=state.floored + floored.astype(jnp.int32))
+    return (
+        state
+        if floored is None
+        else state._replace(floored=state.floored + floored.astype(jnp.int32))
+    )
 
 
 def close_round(state: OnlineState, losses: Losses, accept: Array) -> OnlineState:
     """The state with the losses of a round that is accepted, or with one more rejection."""
-    sums = CumulativeLosses(*(total.add(loss) for total, loss in zip(state.cumulative, losses, strict=True)))
+    sums = CumulativeLosses(
+        *(total.add(loss) for total, loss in zip(state.cumulative, losses, strict=True))
+    )
     return state._replace(
         rejected=state.rejected + (~accept).astype(state.rejected.dtype),
         cumulative=choose(accept, sums, state.cumulative),
@@ -289,7 +319,9 @@ def unit_of(rule: Rule, state: OnlineState) -> Gaussian:
 def move_of(before: Gaussian, after: Gaussian, unit: Gaussian) -> Array:
     """The longest move of a mean in standard deviations of ``unit``."""
     scale = family_of(unit).marginal_scale(unit)
-    return jnp.max(jnp.abs(after.loc - before.loc) / jnp.where(scale > 0, scale, jnp.inf))
+    return jnp.max(
+        jnp.abs(after.loc - before.loc) / jnp.where(scale > 0, scale, jnp.inf)
+    )
 
 
 def layers(state: OnlineState) -> Iterator[PyTree]:

@@ -46,7 +46,12 @@ def check_box(box: R, *, in_ball: bool = False) -> R:
             )
         hint = "A Ball has two radii; bounds for each coordinate are a Box's."
         radii = box._asdict().items()
-        return Ball(*(float(check_number(radius, f"box.{key}", "(0, inf]", hint=hint)) for key, radius in radii))
+        return Ball(
+            *(
+                float(check_number(radius, f"box.{key}", "(0, inf]", hint=hint))
+                for key, radius in radii
+            )
+        )
     for name, bound in {} if box is None else box._asdict().items():
         check_numbers(bound, f"box.{name}", "(0, inf]")
     return box
@@ -71,5 +76,9 @@ def project(q: Q, box: Box | Ball | None) -> Q:
     loc, scale = (jnp.asarray(bound, q.loc.dtype) for bound in box)
     for name, limit in (("loc", loc), ("scale", scale)):
         if limit.shape not in ((), q.loc.shape):
-            raise ValueError(f"box.{name} must have shape () or {q.loc.shape}, got {limit.shape}.")
-    return family.with_root(jnp.clip(q.loc, -loc, loc), jnp.minimum(family.root(q), scale))
+            raise ValueError(
+                f"box.{name} must have shape () or {q.loc.shape}, got {limit.shape}."
+            )
+    return family.with_root(
+        jnp.clip(q.loc, -loc, loc), jnp.minimum(family.root(q), scale)
+    )

@@ -108,7 +108,9 @@ def run_chunks(
     def collect(losses: Losses) -> None:
         on_host = [to_host(loss) for loss in losses]
         if keep != "nothing":
-            history.append(on_host if keep == "rounds" else [_average(loss) for loss in on_host])
+            history.append(
+                on_host if keep == "rounds" else [_average(loss) for loss in on_host]
+            )
         if bar is not None:
             bar.update(len(on_host[0]))
 
@@ -122,7 +124,9 @@ def run_chunks(
     stream = itertools.chain(first, iterator)
     pending: list[Losses] = []
     with contextlib.nullcontext() if bar is None else bar:
-        passes = iterate_chunks(rule, expectation, state, stream, rng_key=rng_key, size=size, skip=skip)
+        passes = iterate_chunks(
+            rule, expectation, state, stream, rng_key=rng_key, size=size, skip=skip
+        )
         for after, losses in passes:
             state = after
             pending.append(losses)
@@ -135,7 +139,9 @@ def run_chunks(
         diagnose(rule, state, _features(first, size))
     if keep == "nothing":
         return state, None
-    columns = [np.concatenate(column) for column in zip(*history, strict=True)] or [np.empty(0)] * 2
+    columns = [np.concatenate(column) for column in zip(*history, strict=True)] or [
+        np.empty(0)
+    ] * 2
     return state, Losses(*columns)  # type: ignore[arg-type]
 
 
@@ -190,20 +196,35 @@ def iterate_chunks(
     local = map(placement.take, itertools.chain(first, chunks))
     for block, num_rounds in blocks(local, size, skip):
         check = functools.partial(
-            check_data, expectation, jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block)
+            check_data,
+            expectation,
+            jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block),
         )
         alike(check) if placement.shardings else check()
         if spans_processes(state) and not placement.shardings:
             check_same(block, "the data", ADVICE)
         # Without a name of its own the block on the device is freed before the next one is made.
         after, losses = compiled_loop(
-            rule, expectation, state, Rounds(placement.put(block), None, num_rounds), rng_key
+            rule,
+            expectation,
+            state,
+            Rounds(placement.put(block), None, num_rounds),
+            rng_key,
         )
-        state, losses = (whole(after, state), whole(losses)) if placement.shardings else (after, losses)
+        state, losses = (
+            (whole(after, state), whole(losses))
+            if placement.shardings
+            else (after, losses)
+        )
         # A reader faster than the rule would fill the memory with blocks that wait.
         jax.block_until_ready(before)
         before = losses
-        yield state, losses if num_rounds == size else jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], losses)
+        yield (
+            state,
+            losses
+            if num_rounds == size
+            else jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], losses),
+        )
 
 
 def _average(loss: np.ndarray) -> np.ndarray:
@@ -213,8 +234,14 @@ def _average(loss: np.ndarray) -> np.ndarray:
 
 def _features(chunks: list[Data], size: int) -> np.ndarray | None:
     """The first rows of the first array, where that is a matrix of features."""
-    leaves = [leaf for chunk in chunks for leaf in jax.tree.leaves(tuple(chunk), is_leaf=is_list)]
+    leaves = [
+        leaf
+        for chunk in chunks
+        for leaf in jax.tree.leaves(tuple(chunk), is_leaf=is_list)
+    ]
     if not leaves or np.ndim(leaves[0]) < 2:
         return None
     x = to_host(held_array(automatic(leaves[0])[:size], "the features"))
-    return np.reshape(x, (-1, x.shape[-1])) if np.issubdtype(x.dtype, np.number) else None
+    return (
+        np.reshape(x, (-1, x.shape[-1])) if np.issubdtype(x.dtype, np.number) else None
+    )

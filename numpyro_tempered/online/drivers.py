@@ -25,7 +25,10 @@ def check_data(expectation: Expectation, data: Data, mask: Array | None = None) 
     def check(data: Data, mask: ArrayLike | None) -> None:
         if mask is not None:
             on = np.asarray(mask)
-            data = jax.tree.map(lambda a: np.asarray(a)[on] if a.shape[: on.ndim] == on.shape else a, data)
+            data = jax.tree.map(
+                lambda a: np.asarray(a)[on] if a.shape[: on.ndim] == on.shape else a,
+                data,
+            )
         admits(*data)
 
     if spans_processes(data, mask):
@@ -58,9 +61,13 @@ def check_mask(mask: ArrayLike | None, data: Data, num_axes: int) -> Array | Non
         return None
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_:
-        raise TypeError(f"mask must be boolean, True where there is a datum, got dtype {mask.dtype}.")
+        raise TypeError(
+            f"mask must be boolean, True where there is a datum, got dtype {mask.dtype}."
+        )
     shapes = [leaf.shape for leaf in jax.tree.leaves(data)]
-    if mask.ndim > num_axes or not any(shape[: mask.ndim] == mask.shape for shape in shapes):
+    if mask.ndim > num_axes or not any(
+        shape[: mask.ndim] == mask.shape for shape in shapes
+    ):
         raise ValueError(
             f"mask must have the shape of the data's leading axis (at most {num_axes}), got {mask.shape} for "
             f"data of shapes {shapes}."
@@ -112,8 +119,14 @@ def update(
     rows = check_mask(mask, arrays, num_axes=1)
     before, arrays, rows = prepare(state, arrays, rows, rng_key)
     check_data(expectation, arrays, rows)
-    after, losses = compiled_single(rule, expectation, before, Rounds(arrays, rows, 1), rng_key)
-    return (whole(after, before), whole(losses)) if spans_processes(arrays) else (after, losses)
+    after, losses = compiled_single(
+        rule, expectation, before, Rounds(arrays, rows, 1), rng_key
+    )
+    return (
+        (whole(after, before), whole(losses))
+        if spans_processes(arrays)
+        else (after, losses)
+    )
 
 
 def run(
@@ -178,16 +191,22 @@ def run_rounds(
     num_rounds = check_rows(jax.tree.leaves(arrays))
     rows = check_mask(mask, arrays, num_axes=2)
     if rows is not None and rows.ndim == 0:
-        raise ValueError(f"mask must have shape ({num_rounds},), or ({num_rounds}, n) for batches, got ().")
+        raise ValueError(
+            f"mask must have shape ({num_rounds},), or ({num_rounds}, n) for batches, got ()."
+        )
     state, arrays, rows = prepare(state, arrays, rows, rng_key)
     check_data(expectation, arrays, rows)
     if num_rounds == 1:
         row, on = jax.tree.map(lambda leaf: leaf[0], (arrays, rows))
-        after, losses = compiled_single(rule, expectation, state, Rounds(row, on, 1), rng_key)
+        after, losses = compiled_single(
+            rule, expectation, state, Rounds(row, on, 1), rng_key
+        )
         losses = jax.tree.map(lambda leaf: leaf[None], losses)
     else:
         check_some_finite(arrays, rows)
-        after, losses = compiled_loop(rule, expectation, state, Rounds(arrays, rows, num_rounds), rng_key)
+        after, losses = compiled_loop(
+            rule, expectation, state, Rounds(arrays, rows, num_rounds), rng_key
+        )
     if spans_processes(arrays):
         after, losses = whole(after, state), whole(losses)
     conclude(state, after, Pass(expectation, arrays, losses, rows))
@@ -213,7 +232,11 @@ def check_some_finite(data: Data, mask: Array | None) -> None:
                 continue
         values = to_host(leaf)
         if mask is not None:
-            values = values[to_host(mask)] if values.shape[: mask.ndim] == mask.shape else values
+            values = (
+                values[to_host(mask)]
+                if values.shape[: mask.ndim] == mask.shape
+                else values
+            )
         if values.size and not np.any(np.isfinite(values)):
             raise ValueError(
                 f"data array {number} of shape {leaf.shape} holds no finite value, got {values.flat[0]} "
@@ -236,4 +259,6 @@ def check_rows(arrays: list[Array]) -> int:
     Raises:
         ValueError: If there is no array, no leading axis, no row, or they disagree.
     """
-    return common_rows(arrays, "run", 1, hint=" Constants belong inside the model or the loss.")
+    return common_rows(
+        arrays, "run", 1, hint=" Constants belong inside the model or the loss."
+    )

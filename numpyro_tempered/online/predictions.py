@@ -11,7 +11,12 @@ from numpyro_tempered.core.checks import check_count, check_record, describe, ke
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.expectations.base import Expectation, Predictors, PredictorsAt, standard_deviation
+from numpyro_tempered.gaussian.expectations.base import (
+    Expectation,
+    Predictors,
+    PredictorsAt,
+    standard_deviation,
+)
 from numpyro_tempered.gaussian.expectations.predictors import predictor_covariance, root
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 from numpyro_tempered.online.base import OnlineState, refuse_model
@@ -26,7 +31,9 @@ NUM_DRAWS = 1024
 # A state, or its posterior.
 Posterior: TypeAlias = OnlineState | Gaussian
 # From parameters, inputs and a label, or None for any, to predictors, and whether they are of one datum.
-PredictorsOf: TypeAlias = Callable[[Array, tuple[Array, ...], Array | None], tuple[Predictors, bool]]
+PredictorsOf: TypeAlias = Callable[
+    [Array, tuple[Array, ...], Array | None], tuple[Predictors, bool]
+]
 
 
 @add_repr
@@ -43,7 +50,9 @@ class Prediction(NamedTuple):
     variance: Array
 
 
-def predict(expectation: Expectation, state: Posterior, *inputs: ArrayLike) -> Prediction:
+def predict(
+    expectation: Expectation, state: Posterior, *inputs: ArrayLike
+) -> Prediction:
     r"""Mean and variance of the predictor of new data.
 
     For a linear predictor :math:`m^\top x` and :math:`x^\top \Sigma x`; another is linearised at the mean.
@@ -74,7 +83,10 @@ def predict(expectation: Expectation, state: Posterior, *inputs: ArrayLike) -> P
 
 
 def class_probabilities(
-    expectation: Expectation, state: Posterior, *inputs: ArrayLike, labels: Sequence[float] = (-1.0, 1.0)
+    expectation: Expectation,
+    state: Posterior,
+    *inputs: ArrayLike,
+    labels: Sequence[float] = (-1.0, 1.0),
 ) -> Array:
     r"""Predictive probabilities of the labels of new data.
 
@@ -112,7 +124,11 @@ def class_probabilities(
 
 @key_first
 def sample_predictor(
-    rng_key: Array, expectation: Expectation, state: Posterior, *inputs: ArrayLike, num_samples: int | None = None
+    rng_key: Array,
+    expectation: Expectation,
+    state: Posterior,
+    *inputs: ArrayLike,
+    num_samples: int | None = None,
 ) -> Array:
     """Predictors of new data at a draw of the parameters, the same draw for all rows: Thompson sampling.
 
@@ -144,16 +160,24 @@ def sample_predictor(
     return jax.vmap(lambda key: draw_of(at, key, state, *arrays))(keys)
 
 
-def prediction_of(at: PredictorsOf, state: Posterior, *inputs: Array, features: int | None = 0) -> Prediction:
+def prediction_of(
+    at: PredictorsOf, state: Posterior, *inputs: Array, features: int | None = 0
+) -> Prediction:
     """:func:`predict`, as a pure function; ``features`` is which of the inputs a rule standardises."""
     q, inputs = _posterior(state, inputs, features)
     predictors, is_one = at(q.loc, inputs, None)
-    prediction = Prediction(predictors.mean, predictor_covariance(q, predictors.jacobian))
+    prediction = Prediction(
+        predictors.mean, predictor_covariance(q, predictors.jacobian)
+    )
     return jax.tree.map(lambda leaf: leaf[0], prediction) if is_one else prediction
 
 
 def probabilities_of(
-    at: PredictorsOf, labels: tuple[float, ...], state: Posterior, *inputs: Array, features: int | None = 0
+    at: PredictorsOf,
+    labels: tuple[float, ...],
+    state: Posterior,
+    *inputs: Array,
+    features: int | None = 0,
 ) -> Array:
     """:func:`class_probabilities`, as a pure function."""
     q, inputs = _posterior(state, inputs, features)
@@ -161,17 +185,25 @@ def probabilities_of(
     mean, spread = predictors.mean, predictor_covariance(q, predictors.jacobian)
     if mean.ndim == 1:
         deviation, positive = standard_deviation(spread)
-        u = mean + jnp.asarray(POINTS, mean.dtype)[:, None] * jnp.where(positive, deviation, 0.0)
+        u = mean + jnp.asarray(POINTS, mean.dtype)[:, None] * jnp.where(
+            positive, deviation, 0.0
+        )
         masses = jnp.asarray(MASSES, mean.dtype)
     else:
-        half = jax.random.normal(jax.random.key(0), (NUM_DRAWS // 2, mean.shape[-1]), mean.dtype)
-        u = mean + jnp.einsum("nij,sj->sni", root(spread), jnp.concatenate([half, -half]))
+        half = jax.random.normal(
+            jax.random.key(0), (NUM_DRAWS // 2, mean.shape[-1]), mean.dtype
+        )
+        u = mean + jnp.einsum(
+            "nij,sj->sni", root(spread), jnp.concatenate([half, -half])
+        )
         masses = jnp.full(NUM_DRAWS, 1.0 / NUM_DRAWS, mean.dtype)
 
     def losses(label: float) -> Array:
         of_label = at(q.loc, inputs, jnp.asarray(label, mean.dtype))[0].losses
         if of_label is None:
-            raise TypeError("the losses depend on more than a predictor: draw by sample_posterior instead.")
+            raise TypeError(
+                "the losses depend on more than a predictor: draw by sample_posterior instead."
+            )
         return jax.vmap(of_label)(u)
 
     logits = jnp.stack([-losses(label) for label in labels], axis=-1)
@@ -180,7 +212,11 @@ def probabilities_of(
 
 
 def draw_of(
-    at: PredictorsOf, rng_key: Array, state: Posterior, *inputs: Array, features: int | None = 0
+    at: PredictorsOf,
+    rng_key: Array,
+    state: Posterior,
+    *inputs: Array,
+    features: int | None = 0,
 ) -> Array:
     """:func:`sample_predictor`, as a pure function."""
     q, inputs = _posterior(state, inputs, features)
@@ -196,12 +232,16 @@ class Answer(NamedTuple):
     labels: tuple[float, ...]
     features: int | None
 
-    def __call__(self, state: Posterior, rng_key: Array | None, *inputs: Array) -> Prediction | Array:
+    def __call__(
+        self, state: Posterior, rng_key: Array | None, *inputs: Array
+    ) -> Prediction | Array:
         """The answer."""
         if self.kind == "predict":
             return prediction_of(self.at, state, *inputs, features=self.features)
         if self.kind == "class_probabilities":
-            return probabilities_of(self.at, self.labels, state, *inputs, features=self.features)
+            return probabilities_of(
+                self.at, self.labels, state, *inputs, features=self.features
+            )
         return draw_of(self.at, rng_key, state, *inputs, features=self.features)  # type: ignore[arg-type]
 
 
@@ -213,9 +253,13 @@ def predictors_of(expectation: Expectation) -> PredictorsOf:
     """
     predictors = require_predictors(expectation)
 
-    def at(theta: Array, inputs: tuple[Array, ...], label: Array | None) -> tuple[Predictors, bool]:
+    def at(
+        theta: Array, inputs: tuple[Array, ...], label: Array | None
+    ) -> tuple[Predictors, bool]:
         lead = jnp.shape(inputs[0])[:-1]
-        outcome = jnp.broadcast_to(jnp.zeros((), theta.dtype) if label is None else label, lead)
+        outcome = jnp.broadcast_to(
+            jnp.zeros((), theta.dtype) if label is None else label, lead
+        )
         return predictors(theta, *inputs, outcome), not lead
 
     return at
@@ -249,7 +293,9 @@ def as_labels(labels: Sequence[float]) -> tuple[float, ...]:
     """
     values = tuple(float(label) for label in labels)
     if len(set(values)) < max(2, len(values)):
-        raise ValueError(f"labels must be two or more different numbers, got {labels!r}.")
+        raise ValueError(
+            f"labels must be two or more different numbers, got {labels!r}."
+        )
     return values
 
 
@@ -262,16 +308,24 @@ def _posterior(
     if not hasattr(state, "posterior"):
         return state, inputs
     if features is not None:
-        inputs = (*inputs[:features], features_of(state, inputs[features]), *inputs[features + 1 :])
+        inputs = (
+            *inputs[:features],
+            features_of(state, inputs[features]),
+            *inputs[features + 1 :],
+        )
     return state.posterior, inputs  # type: ignore[union-attr]
 
 
-def _checked(expectation: Expectation, state: Posterior, inputs: tuple[ArrayLike, ...]) -> tuple[Array, ...]:
+def _checked(
+    expectation: Expectation, state: Posterior, inputs: tuple[ArrayLike, ...]
+) -> tuple[Array, ...]:
     """The inputs as arrays."""
     refuse_model(expectation)
     check_record(expectation, "expectation", Expectation, "nt.expectations.squared()")
     if not hasattr(getattr(state, "posterior", state), "loc"):
-        raise TypeError(f"state must be that of a run, or a Gaussian, got {describe(state)}.")
+        raise TypeError(
+            f"state must be that of a run, or a Gaussian, got {describe(state)}."
+        )
     if not inputs:
         raise TypeError("no inputs: the call is predict(expectation, state, x).")
     return stream_arrays(inputs)

@@ -18,7 +18,9 @@ from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.online.base import OnlineState, Rule, StepSize, SVBRate, choose
 
 
-def sva_rate(num_rounds: int, *, kl: float, lipschitz: float, strong_convexity: float) -> float:
+def sva_rate(
+    num_rounds: int, *, kl: float, lipschitz: float, strong_convexity: float
+) -> float:
     r"""SVA's constant step :math:`\eta = \sqrt{\gamma K / T} / L` (CA19, Theorem 2).
 
     It makes the two penalties of :func:`numpyro_tempered.bounds.sva` equal for comparators with KL(q_μ, prior)
@@ -42,7 +44,12 @@ def sva_rate(num_rounds: int, *, kl: float, lipschitz: float, strong_convexity: 
         >>> nt.online.sva_rate(100, kl=4.0, lipschitz=2.0, strong_convexity=1.0)
         0.1
     """
-    check_positive(num_rounds=num_rounds, kl=kl, lipschitz=lipschitz, strong_convexity=strong_convexity)
+    check_positive(
+        num_rounds=num_rounds,
+        kl=kl,
+        lipschitz=lipschitz,
+        strong_convexity=strong_convexity,
+    )
     return math.sqrt(strong_convexity * kl / num_rounds) / lipschitz
 
 
@@ -217,7 +224,9 @@ def doubling(make_rule: Callable[[StepSize], Rule], rate: float) -> Rule:
     """
     check_positive(rate=rate)
     if make_rule(rate).step is not None:
-        raise TypeError("doubling restarts a rule that is an evaluation and an update, not an aggregate.")
+        raise TypeError(
+            "doubling restarts a rule that is an evaluation and an update, not an aggregate."
+        )
 
     def schedule(count: Array) -> Array:
         # The position of the highest bit is k: a logarithm in floating point could miss a power of two.
@@ -232,6 +241,8 @@ def doubling(make_rule: Callable[[StepSize], Rule], rate: float) -> Rule:
         last = (following & state.count) == 0
         fresh = rule.init(state.prior)
         posterior = choose(last, fresh.posterior, state.posterior)
-        return state._replace(posterior=posterior, memory=choose(last, fresh.memory, state.memory))
+        return state._replace(
+            posterior=posterior, memory=choose(last, fresh.memory, state.memory)
+        )
 
     return rule._replace(update=update, name=f"{rule.name}, doubling")

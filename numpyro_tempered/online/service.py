@@ -12,14 +12,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import describe, is_traced
-from numpyro_tempered.core.packing import Inputs, Packing, pack, packing_of, read_numbers, unpack
+from numpyro_tempered.core.packing import (
+    Inputs,
+    Packing,
+    pack,
+    packing_of,
+    read_numbers,
+    unpack,
+)
 from numpyro_tempered.core.programs import share_trace
 from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations.base import Expectation, check_outcomes
 from numpyro_tempered.online.base import Losses, OnlineState, Rule
 from numpyro_tempered.online.drivers import check_data, check_parts
-from numpyro_tempered.online.predictions import Answer, Prediction, PredictorsOf, as_labels, predictors_of
+from numpyro_tempered.online.predictions import (
+    Answer,
+    Prediction,
+    PredictorsOf,
+    as_labels,
+    predictors_of,
+)
 from numpyro_tempered.online.stream import Rounds, RoundStep, Step, as_floating, single
 
 # The number of rounds in a call, an argument as in :func:`update`, so that the compiler builds the same loop.
@@ -101,7 +114,9 @@ class Service:
     ) -> None:
         check_parts(rule, expectation, state)
         arrays, at = stream_arrays(data), functools.partial(predictors_of, expectation)
-        parts = Parts(rule, expectation, tuple(range(len(arrays) - 1)), at, lambda state, _: state)
+        parts = Parts(
+            rule, expectation, tuple(range(len(arrays) - 1)), at, lambda state, _: state
+        )
         self._start(parts, state, arrays, rng_key, labels)
 
     @classmethod
@@ -127,7 +142,9 @@ class Service:
         labels: Sequence[float] | None,
     ) -> None:
         if is_traced(state, arrays, rng_key):
-            raise TypeError("a service holds a state outside of programs: start it outside of jit and vmap.")
+            raise TypeError(
+                "a service holds a state outside of programs: start it outside of jit and vmap."
+            )
         step = Step(parts.rule, parts.expectation)
         arrays = as_floating(step, state, arrays, rng_key)
         check_data(parts.expectation, arrays)
@@ -141,12 +158,18 @@ class Service:
             labels is not None or parts.expectation.check is not None,
         )
         self._outcomes = [n for n in range(len(arrays)) if n not in parts.inputs]
-        self._lock, self._checked, self._draws = threading.Lock(), set[float](), itertools.count(FIRST_DRAW)
+        self._lock, self._checked, self._draws = (
+            threading.Lock(),
+            set[float](),
+            itertools.count(FIRST_DRAW),
+        )
         self._packing = packing_of((state, rng_key))
         self._buffers = _pack(self._packing, (state, rng_key))
         self._inputs = Inputs(packing_of(arrays, math.inf))
         one_round: RoundStep = share_trace(step, state, arrays, rng_key, None)  # type: ignore[arg-type]
-        self._learn = _learner(one_round, self._packing, self._inputs.packing, state.posterior.loc.dtype)
+        self._learn = _learner(
+            one_round, self._packing, self._inputs.packing, state.posterior.loc.dtype
+        )
         self._answers: dict[object, tuple[Callable[..., Array], Inputs, PyTree]] = {}
 
     @property
@@ -167,7 +190,9 @@ class Service:
             _, rng_key = _unpack(self._packing, self._buffers)
             rng_key = getattr(state, "rng_key", rng_key)
             if packing_of((rule_state, rng_key)) != self._packing:
-                raise ValueError(f"state is not of the service's rule, family and sizes: {describe(state)}.")
+                raise ValueError(
+                    f"state is not of the service's rule, family and sizes: {describe(state)}."
+                )
             self._buffers = _pack(self._packing, (rule_state, rng_key))
 
     def learn(self, *data: ArrayLike) -> Losses:
@@ -229,38 +254,65 @@ class Service:
         """
         return self._answer("draw", inputs, np.int32(next(self._draws)))
 
-    def _answer(self, kind: str, inputs: tuple[ArrayLike, ...], *options: np.generic) -> PyTree:
-        arrays = tuple([read_numbers(value, number) for number, value in enumerate(inputs)])
+    def _answer(
+        self, kind: str, inputs: tuple[ArrayLike, ...], *options: np.generic
+    ) -> PyTree:
+        arrays = tuple(
+            [read_numbers(value, number) for number, value in enumerate(inputs)]
+        )
         shapes = kind, *[array.shape for array in arrays]
         with self._lock:
             if shapes not in self._answers:
                 self._answers[shapes] = self._prepare(kind, arrays, options)
             program, buffers, rebuild = self._answers[shapes]
-            return rebuild(np.asarray(program(self._buffers, buffers.fill(arrays), ONE, *options)))
+            return rebuild(
+                np.asarray(program(self._buffers, buffers.fill(arrays), ONE, *options))
+            )
 
     def _prepare(
         self, kind: str, inputs: tuple[np.ndarray, ...], options: tuple[np.generic, ...]
     ) -> tuple[Callable[..., Array], Inputs, PyTree]:
         """A program for inputs of these shapes, the buffers that it reads, and a function of its numbers."""
-        at, examples = self._parts.predictors(), [self._arrays[n] for n in self._parts.inputs]
+        at, examples = (
+            self._parts.predictors(),
+            [self._arrays[n] for n in self._parts.inputs],
+        )
         if len(inputs) != len(examples):
-            raise TypeError(f"the service predicts from {len(examples)} arrays, got {len(inputs)}.")
-        arrays = tuple(jnp.asarray(value, e.dtype) for value, e in zip(inputs, examples, strict=True))
+            raise TypeError(
+                f"the service predicts from {len(examples)} arrays, got {len(inputs)}."
+            )
+        arrays = tuple(
+            jnp.asarray(value, e.dtype)
+            for value, e in zip(inputs, examples, strict=True)
+        )
         state, rng_key = _unpack(self._packing, self._buffers)
         number = self._parts.rule.features
-        features = self._parts.inputs.index(number) if number in self._parts.inputs else None
+        features = (
+            self._parts.inputs.index(number) if number in self._parts.inputs else None
+        )
         if kind == "class_probabilities":
             for label in self._labels:
-                outcomes = {n: np.full(self._arrays[n].shape, label) for n in self._outcomes}
-                check_data(self._parts.expectation, tuple(outcomes.get(n, a) for n, a in enumerate(self._arrays)))
+                outcomes = {
+                    n: np.full(self._arrays[n].shape, label) for n in self._outcomes
+                }
+                check_data(
+                    self._parts.expectation,
+                    tuple(outcomes.get(n, a) for n, a in enumerate(self._arrays)),
+                )
         if kind == "draw" and rng_key is None:
-            raise ValueError("a service that draws needs a key: start it with rng_key=.")
+            raise ValueError(
+                "a service that draws needs a key: start it with rng_key=."
+            )
         # Equal for equal services, so that one that is made anew is not traced anew.
         whole = Answer(kind, at, self._labels, features)
         answer: Callable[..., PyTree] = share_trace(whole, state, rng_key, *arrays)  # type: ignore[arg-type]
         shapes = jax.eval_shape(answer, state, rng_key, *arrays)
         buffers = Inputs(packing_of(arrays, math.inf))
-        return _answerer(answer, self._packing, buffers.packing), buffers, _rebuild(shapes)
+        return (
+            _answerer(answer, self._packing, buffers.packing),
+            buffers,
+            _rebuild(shapes),
+        )
 
     def _check(self) -> None:
         """Raise ValueError where the loss does not admit an outcome; numbers are looked at once each."""
@@ -269,7 +321,10 @@ class Service:
         if len(values) == len(self._outcomes) and self._checked.issuperset(values):
             return
         check_data(self._parts.expectation, arrays)
-        labels, need = np.asarray(self._labels, np.float32), f"outcomes must be one of labels = {self._labels}"
+        labels, need = (
+            np.asarray(self._labels, np.float32),
+            f"outcomes must be one of labels = {self._labels}",
+        )
         for n in self._outcomes if self._refuses else ():
             # Rows and labels may be of different precisions.
             check_outcomes(arrays[n], lambda y: np.isin(np.float32(y), labels), need)
@@ -281,10 +336,16 @@ def _rebuild(shapes: PyTree) -> Callable[[np.ndarray], PyTree]:
     """From the flat numbers of an answer to its parts, floats where they are scalars."""
     leaves, tree = jax.tree.flatten(shapes)
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves]).tolist()
-    places = [(end - math.prod(leaf.shape), end, leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
+    places = [
+        (end - math.prod(leaf.shape), end, leaf.shape)
+        for leaf, end in zip(leaves, ends, strict=True)
+    ]
 
     def rebuild(values: np.ndarray) -> PyTree:
-        parts = [values[a:b].reshape(shape) if shape else values.item(a) for a, b, shape in places]
+        parts = [
+            values[a:b].reshape(shape) if shape else values.item(a)
+            for a, b, shape in places
+        ]
         return jax.tree.unflatten(tree, parts)
 
     return rebuild
@@ -306,11 +367,17 @@ def _learner(
 ) -> Callable[..., tuple[Buffers, Array]]:
     """A round on buffers, one program for equal rules. JAX finds it by its function alone, the quickest way."""
 
-    def learn(buffers: Buffers, inputs: Buffers, number: Array) -> tuple[Buffers, Array]:
+    def learn(
+        buffers: Buffers, inputs: Buffers, number: Array
+    ) -> tuple[Buffers, Array]:
         def body(_: Array, carry: tuple[Buffers, Array]) -> tuple[Buffers, Array]:
             (state, rng_key), data = unpack(packing, carry[0]), unpack(form, inputs)
-            after, losses = single(one_round, state, Rounds(data, None, number), rng_key)
-            return pack(packing, (after, rng_key)), jnp.stack([losses.at_mean, losses.expected])
+            after, losses = single(
+                one_round, state, Rounds(data, None, number), rng_key
+            )
+            return pack(packing, (after, rng_key)), jnp.stack(
+                [losses.at_mean, losses.expected]
+            )
 
         # A loop of one round around the round's own, in which the buffers are taken apart: outside of loops XLA
         # runs the copies on several threads, which takes longer than the round.
@@ -320,7 +387,9 @@ def _learner(
 
 
 @functools.lru_cache(maxsize=256)
-def _answerer(answer: Callable[..., PyTree], packing: Packing, form: Packing) -> Callable[..., Array]:
+def _answerer(
+    answer: Callable[..., PyTree], packing: Packing, form: Packing
+) -> Callable[..., Array]:
     """What a posterior says of inputs, as flat numbers."""
 
     def flat(buffers: Buffers, inputs: Buffers, *draw: Array) -> Array:
@@ -332,6 +401,8 @@ def _answerer(answer: Callable[..., PyTree], packing: Packing, form: Packing) ->
     def run(buffers: Buffers, inputs: Buffers, number: Array, *draw: Array) -> Array:
         # In a loop as the rounds are.
         like = jax.eval_shape(flat, buffers, inputs, *draw)
-        return jax.lax.fori_loop(0, number, lambda *_: flat(buffers, inputs, *draw), jnp.zeros_like(like))
+        return jax.lax.fori_loop(
+            0, number, lambda *_: flat(buffers, inputs, *draw), jnp.zeros_like(like)
+        )
 
     return jax.jit(run)

@@ -10,7 +10,12 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core.programs import first_row, share_trace
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation, Predictors, PredictorsAt
+from numpyro_tempered.gaussian.expectations.base import (
+    Evaluation,
+    Expectation,
+    Predictors,
+    PredictorsAt,
+)
 from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.online.base import (
     JUMP,
@@ -60,7 +65,9 @@ def step(
         options = {} if rows is None else {"mask": rows}
 
         def evaluate(q: Gaussian) -> Evaluation:
-            return expectation.evaluate(q, *data, rng_key=key, curvature=rule.curvature, **options)
+            return expectation.evaluate(
+                q, *data, rng_key=key, curvature=rule.curvature, **options
+            )
 
         predictors = None
         if expectation.predictors is not None:
@@ -68,23 +75,35 @@ def step(
         evaluation = evaluate(state.posterior)
         gradients = evaluation
         if rule.refine is not None:
-            datum = Datum(evaluate, predictors, expectation.needs_key, expectation.quadratic, rows)
+            datum = Datum(
+                evaluate, predictors, expectation.needs_key, expectation.quadratic, rows
+            )
             gradients = rule.refine(datum, evaluation, state)
-        after = accept_finite(state, rule.update(gradients, state), gradients, data, unit_of(rule, state))
+        after = accept_finite(
+            state, rule.update(gradients, state), gradients, data, unit_of(rule, state)
+        )
         losses = Losses(evaluation.at_mean, evaluation.expected)
     if mask is None:
         return after, losses
     some = jnp.any(mask)
-    return choose(some, after, state), choose(some, losses, jax.tree.map(jnp.zeros_like, losses))
+    return choose(some, after, state), choose(
+        some, losses, jax.tree.map(jnp.zeros_like, losses)
+    )
 
 
 def _predictors(
-    at: PredictorsAt, data: Data, rng_key: Array | None, rows: Array | None, theta: Array
+    at: PredictorsAt,
+    data: Data,
+    rng_key: Array | None,
+    rows: Array | None,
+    theta: Array,
 ) -> Predictors:
     return at(theta, *data, rng_key=rng_key, mask=rows)
 
 
-def round_key(expectation: Expectation, state: OnlineState, rng_key: Array | None) -> Array | None:
+def round_key(
+    expectation: Expectation, state: OnlineState, rng_key: Array | None
+) -> Array | None:
     """The key of one round, for an expectation that draws; the key of the stream for others.
 
     Raises:
@@ -175,7 +194,9 @@ class Step(NamedTuple):
         return step(self.rule, self.expectation, state, data, rng_key, mask)
 
 
-def as_floating(step: Step, state: OnlineState, data: Data, rng_key: Array | None) -> Data:
+def as_floating(
+    step: Step, state: OnlineState, data: Data, rng_key: Array | None
+) -> Data:
     """Return an example of the data in the dtype of the posterior, so that rows that follow keep their fractions.
 
     Arrays stay integers where the round needs them so, as indices and the outcomes of classes, and floats that
@@ -185,12 +206,16 @@ def as_floating(step: Step, state: OnlineState, data: Data, rng_key: Array | Non
     narrow = [
         number
         for number, leaf in enumerate(leaves)
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact) or leaf.dtype.itemsize < dtype.itemsize
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact)
+        or leaf.dtype.itemsize < dtype.itemsize
     ]
     # One trace of the round tells of all of them, almost always.
     for numbers in [narrow, *([number] for number in narrow)] if narrow else ():
         try:
-            trial = [leaf.astype(dtype) if n in numbers else leaf for n, leaf in enumerate(leaves)]
+            trial = [
+                leaf.astype(dtype) if n in numbers else leaf
+                for n, leaf in enumerate(leaves)
+            ]
             with warnings.catch_warnings():
                 # jax.nn.one_hot warns of floats.
                 warnings.simplefilter("error")
@@ -207,7 +232,9 @@ def as_floating(step: Step, state: OnlineState, data: Data, rng_key: Array | Non
     return jax.tree.unflatten(tree, leaves)
 
 
-RoundStep: TypeAlias = Callable[[OnlineState, Data, Array | None, Array | None], tuple[OnlineState, Losses]]
+RoundStep: TypeAlias = Callable[
+    [OnlineState, Data, Array | None, Array | None], tuple[OnlineState, Losses]
+]
 
 
 def loop(
@@ -222,14 +249,19 @@ def loop(
     rows = (rounds.data, rounds.mask)
 
     def one(state: OnlineState, i: Array | int) -> tuple[OnlineState, Losses]:
-        row, on = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False), rows)
+        row, on = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False), rows
+        )
         return one_round(state, row, rng_key, on)
 
     length = jax.tree.leaves(rounds.data)[0].shape[0]
     _, shapes = jax.eval_shape(one, state, 0)
     # A zero of the state's own, so that buffers of mapped states are sharded as the states are.
     zero = state.count - state.count
-    losses = jax.tree.map(lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), (length, *leaf.shape)), shapes)
+    losses = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), (length, *leaf.shape)),
+        shapes,
+    )
 
     def body(i: Array, carry: tuple[OnlineState, Losses]) -> tuple[OnlineState, Losses]:
         state, loss = one(carry[0], i)
@@ -243,7 +275,9 @@ def single(
     one_round: RoundStep, state: OnlineState, rounds: Rounds, rng_key: Array | None
 ) -> tuple[OnlineState, Losses]:
     """One round by :func:`loop`, on data and a mask without an axis of rounds."""
-    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), (rounds.data, rounds.mask))
+    twice = jax.tree.map(
+        lambda leaf: jnp.stack([leaf, leaf]), (rounds.data, rounds.mask)
+    )
     # The barrier keeps the compiler from seeing that both rows are one.
     data, mask = jax.lax.optimization_barrier(twice)
     state, losses = loop(one_round, state, Rounds(data, mask, rounds.number), rng_key)
@@ -254,7 +288,11 @@ _loop, _single = (jax.jit(f, static_argnums=0) for f in (loop, single))
 
 
 def compiled_loop(
-    rule: Rule, expectation: Expectation, state: OnlineState, rounds: Rounds, rng_key: Array | None
+    rule: Rule,
+    expectation: Expectation,
+    state: OnlineState,
+    rounds: Rounds,
+    rng_key: Array | None,
 ) -> tuple[OnlineState, Losses]:
     """:func:`loop`, compiled once for all rules and expectations whose rounds are the same computation."""
     row, on = first_row((rounds.data, rounds.mask))
@@ -263,7 +301,11 @@ def compiled_loop(
 
 
 def compiled_single(
-    rule: Rule, expectation: Expectation, state: OnlineState, rounds: Rounds, rng_key: Array | None
+    rule: Rule,
+    expectation: Expectation,
+    state: OnlineState,
+    rounds: Rounds,
+    rng_key: Array | None,
 ) -> tuple[OnlineState, Losses]:
     """:func:`single`, compiled as :func:`compiled_loop` is."""
     whole = Step(rule, expectation)

@@ -15,7 +15,11 @@ def one_axes(ax: "Axes | None", height: float = 4.0) -> "Axes":
     """The axes, or those of a new figure."""
     import matplotlib.pyplot as plt
 
-    return plt.subplots(figsize=(6.4, height), layout="constrained")[1] if ax is None else ax
+    return (
+        plt.subplots(figsize=(6.4, height), layout="constrained")[1]
+        if ax is None
+        else ax
+    )
 
 
 def two_axes(axes: "TwoAxes | None", name: str) -> "tuple[Axes, Axes]":

@@ -12,7 +12,9 @@ from numpyro_tempered.report.table import HoldsData, table
 MOST_NAMED = 8
 
 
-def plot_calibration(data: "HoldsData | ArviZData", ax: "Axes | None" = None, *, level: float = 0.95) -> "Axes":
+def plot_calibration(
+    data: "HoldsData | ArviZData", ax: "Axes | None" = None, *, level: float = 0.95
+) -> "Axes":
     """How the ranks of each scalar differ from uniform ones, with a simultaneous band.
 
     The line of a scalar is the share of simulations whose rank, as a number in (0, 1), is at most u, less u.
@@ -55,20 +57,36 @@ def plot_calibration(data: "HoldsData | ArviZData", ax: "Axes | None" = None, *,
     points, lower, upper = ecdf_band(pit.shape[1], level)
     ax = one_axes(ax)
     ends = np.concatenate([[0.0], points, [1.0]])
-    below, above = (np.concatenate([[0.0], edge - points, [0.0]]) for edge in (lower, upper))
-    ax.fill_between(ends, below, above, color="0.85", linewidth=0.0, label=f"{level:.0%} band")
+    below, above = (
+        np.concatenate([[0.0], edge - points, [0.0]]) for edge in (lower, upper)
+    )
+    ax.fill_between(
+        ends, below, above, color="0.85", linewidth=0.0, label=f"{level:.0%} band"
+    )
     is_bad = (rows["p_value"] <= 0.05).to_numpy()
     for name, values, bad in zip(rows.index, pit, is_bad, strict=True):
-        curve = np.searchsorted(np.sort(values), ends, side="right") / len(values) - ends
+        curve = (
+            np.searchsorted(np.sort(values), ends, side="right") / len(values) - ends
+        )
         if len(rows) <= MOST_NAMED or (bad and np.sum(is_bad) <= MOST_NAMED):
             ax.plot(ends, curve, drawstyle="steps-post", linewidth=1.6, label=str(name))
         else:
             ax.plot(ends, curve, drawstyle="steps-post", linewidth=0.8, color="0.5")
     if alpha != 1.0:
         exact = ndtr(ndtri(ends) / np.sqrt(alpha)) - ends
-        ax.plot(ends, exact, "--", color="0.3", linewidth=1.2, label=f"exact, many data, alpha = {alpha:g}")
+        ax.plot(
+            ends,
+            exact,
+            "--",
+            color="0.3",
+            linewidth=1.2,
+            label=f"exact, many data, alpha = {alpha:g}",
+        )
     ax.axhline(0.0, color="0.3", linewidth=0.8)
-    ax.set(xlabel="rank of the truth among draws, from 0 to 1", ylabel="share of ranks below, less uniform")
+    ax.set(
+        xlabel="rank of the truth among draws, from 0 to 1",
+        ylabel="share of ranks below, less uniform",
+    )
     ax.grid(alpha=0.3)
     ax.legend(frameon=False)
     return ax

@@ -11,7 +11,9 @@ from numpyro_tempered.select.check.result import FitCheck
 MOST_ROWS = 30
 
 
-def plot_check(check: FitCheck, data: "ArviZData | None" = None, ax: "Axes | None" = None) -> "Axes":
+def plot_check(
+    check: FitCheck, data: "ArviZData | None" = None, ax: "Axes | None" = None
+) -> "Axes":
     """Intervals of a fit beside what is known of their errors.
 
     Each number is drawn in standard deviations of the fit, from its mean: the interval of two standard deviations
@@ -48,23 +50,44 @@ def plot_check(check: FitCheck, data: "ArviZData | None" = None, ax: "Axes | Non
     order = np.arange(len(rows))
     if len(rows) > MOST_ROWS:
         off = np.abs(rows["corrected_mean"] - rows["mean"]) / rows["sd"]
-        order = np.sort(np.argsort(-off.fillna(0.0).to_numpy(), kind="stable")[:MOST_ROWS])
+        order = np.sort(
+            np.argsort(-off.fillna(0.0).to_numpy(), kind="stable")[:MOST_ROWS]
+        )
     rows, position = rows.iloc[order], np.arange(len(order))
     ax = one_axes(ax, 1.4 + 0.5 * len(rows))
     sd = rows["sd"].where(rows["sd"] > 0).to_numpy()
     bound = rows["mean_bound"].to_numpy() / sd
     if np.any(np.isfinite(bound)):
         label = "bound on the error of its mean"
-        ax.barh(position - 0.2, 2 * bound, left=-bound, height=0.25, color="C0", alpha=0.25, label=label)
+        ax.barh(
+            position - 0.2,
+            2 * bound,
+            left=-bound,
+            height=0.25,
+            color="C0",
+            alpha=0.25,
+            label=label,
+        )
     intervals = {"fit": (rows["mean"].to_numpy(), rows["sd"].to_numpy())}
-    intervals["corrected"] = rows["corrected_mean"].to_numpy(), rows["corrected_sd"].to_numpy()
+    intervals["corrected"] = (
+        rows["corrected_mean"].to_numpy(),
+        rows["corrected_sd"].to_numpy(),
+    )
     if others is not None:
         intervals["draws"] = others[0][order], others[1][order]
     for k, (label, (mean, width)) in enumerate(intervals.items()):
         off = (mean - rows["mean"].to_numpy()) / sd
         if np.any(np.isfinite(off)):
             at = position + 0.2 * (k - 1)
-            ax.errorbar(off, at, xerr=2 * width / sd, fmt="o", capsize=3, color=f"C{k}", label=label)
+            ax.errorbar(
+                off,
+                at,
+                xerr=2 * width / sd,
+                fmt="o",
+                capsize=3,
+                color=f"C{k}",
+                label=label,
+            )
     ax.set_yticks(position, list(rows.index))
     ax.invert_yaxis()
     ax.set_xlabel("standard deviations of the fit, from its mean (± 2 sd)")
@@ -82,7 +105,11 @@ def _moments_of(data: ArviZData, names: "np.ndarray") -> tuple[np.ndarray, np.nd
             f"the draws have no {missing}, which the check has, only {sorted(map(str, posterior.data_vars))}."
         )
     num_draws = posterior.sizes["chain"] * posterior.sizes["draw"]
-    values = np.concatenate([posterior[site].values.reshape(num_draws, -1) for site in sites], axis=1)
+    values = np.concatenate(
+        [posterior[site].values.reshape(num_draws, -1) for site in sites], axis=1
+    )
     if values.shape[1] != len(names):
-        raise ValueError(f"the draws have {values.shape[1]} numbers, the check {len(names)}: models differ.")
+        raise ValueError(
+            f"the draws have {values.shape[1]} numbers, the check {len(names)}: models differ."
+        )
     return values.mean(axis=0), values.std(axis=0)

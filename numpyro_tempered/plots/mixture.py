@@ -10,7 +10,10 @@ from numpyro_tempered.report.arviz import ArviZData, group, group_names
 
 
 def plot_mixture(
-    fit: MixtureFit, x: ArrayLike, columns: tuple[int, int] = (0, 1), ax: "Axes | None" = None
+    fit: MixtureFit,
+    x: ArrayLike,
+    columns: tuple[int, int] = (0, 1),
+    ax: "Axes | None" = None,
 ) -> "Axes":
     """The data and a fitted mixture of them.
 
@@ -71,7 +74,14 @@ def _plot_one_column(fit: MixtureFit, x: np.ndarray, ax: "Axes") -> None:
         bins = 2 * (len(np.histogram_bin_edges(x, "fd")) - 1) if len(x) > 1 else 1
         ax.hist(x, bins=bins, density=True, color="0.85", label="data")
     marker = "o-" if whole else "-"
-    ax.plot(grid, np.exp(log_predictive(fit, grid)), marker, color="C0", linewidth=1.8, label="predictive")
+    ax.plot(
+        grid,
+        np.exp(log_predictive(fit, grid)),
+        marker,
+        color="C0",
+        linewidth=1.8,
+        label="predictive",
+    )
     parts = np.exp(predictive_parts(fit, grid))
     for j in np.argsort(-fit.counts)[: fit.num_occupied]:
         ax.plot(grid, parts[:, j], color="C1", linestyle="--", linewidth=1.0)
@@ -80,28 +90,40 @@ def _plot_one_column(fit: MixtureFit, x: np.ndarray, ax: "Axes") -> None:
     ax.legend(frameon=False)
 
 
-def _plot_two_columns(fit: MixtureFit, rows: np.ndarray, columns: tuple[int, int], ax: "Axes") -> None:
+def _plot_two_columns(
+    fit: MixtureFit, rows: np.ndarray, columns: tuple[int, int], ax: "Axes"
+) -> None:
     i, j = columns
     if i == j or not all(0 <= c < rows.shape[1] for c in columns):
-        raise ValueError(f"columns must be two different ones of 0 ... {rows.shape[1] - 1}, got {columns}.")
+        raise ValueError(
+            f"columns must be two different ones of 0 ... {rows.shape[1] - 1}, got {columns}."
+        )
     labels = np.asarray(predict(fit, rows))
     for rank, k in enumerate(np.argsort(-fit.counts)):
         members = rows[labels == k]
         if len(members):
-            ax.scatter(members[:, i], members[:, j], s=10, alpha=0.7, color=f"C{rank % 10}")
+            ax.scatter(
+                members[:, i], members[:, j], s=10, alpha=0.7, color=f"C{rank % 10}"
+            )
     if rows.shape[1] == 2 and _may_move(fit):
         low, high = np.nanmin(rows, axis=0), np.nanmax(rows, axis=0)
         margin = np.where(high > low, 0.1 * (high - low), 1.0)
-        one, two = (np.linspace(low[c] - margin[c], high[c] + margin[c], 120) for c in (i, j))
+        one, two = (
+            np.linspace(low[c] - margin[c], high[c] + margin[c], 120) for c in (i, j)
+        )
         across, up = np.meshgrid(one, two)
-        points = np.stack([across, up] if i == 0 else [up, across], axis=-1).reshape(-1, 2)
+        points = np.stack([across, up] if i == 0 else [up, across], axis=-1).reshape(
+            -1, 2
+        )
         density = np.exp(np.asarray(log_predictive(fit, points))).reshape(across.shape)
         levels = np.array([0.01, 0.1, 0.5]) * density.max()
         ax.contour(across, up, density, levels=levels, colors="0.3", linewidths=0.8)
     ax.set(xlabel=f"column {i}", ylabel=f"column {j}")
 
 
-def plot_num_components_path(data: ArviZData, axes: "TwoAxes | None" = None) -> "TwoAxes":
+def plot_num_components_path(
+    data: ArviZData, axes: "TwoAxes | None" = None
+) -> "TwoAxes":
     """The number of components against alpha, and the criterion behind it.
 
     Args:
@@ -141,14 +163,22 @@ def plot_num_components_path(data: ArviZData, axes: "TwoAxes | None" = None) -> 
     left.plot(alpha, path["selected"], "o", label="selected")
     occupied = path["num_occupied"].sel(num_components=path["selected"])
     left.plot(alpha, occupied, "x", color="C1", label="of these occupied")
-    left.set(xlabel="alpha", ylabel="number of components", ylim=(0.5, orders.max() + 0.5))
+    left.set(
+        xlabel="alpha", ylabel="number of components", ylim=(0.5, orders.max() + 0.5)
+    )
     left.locator_params(axis="y", integer=True)
     left.legend(frameon=False)
     for row, value in enumerate(alpha):
         criterion = path["criterion"].to_numpy()[row]
-        curve, color = (criterion - criterion.max()) / value, viridis(0.2 + 0.7 * row / max(len(alpha) - 1, 1))
+        curve, color = (
+            (criterion - criterion.max()) / value,
+            viridis(0.2 + 0.7 * row / max(len(alpha) - 1, 1)),
+        )
         right.plot(orders, curve, "o-", markersize=3.5, label=f"{value:g}", color=color)
-    right.set(xlabel="number of components K", ylabel="(criterion - its maximum) / alpha, nats")
+    right.set(
+        xlabel="number of components K",
+        ylabel="(criterion - its maximum) / alpha, nats",
+    )
     # Far below the best, all curves look the same.
     right.set_ylim(-60.0, 3.0)
     right.locator_params(axis="x", integer=True)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def plot_regret(losses: Mapping[str, Any], hindsight: float | None = None, ax: "Axes | None" = None) -> "Axes":
+def plot_regret(
+    losses: Mapping[str, Any], hindsight: float | None = None, ax: "Axes | None" = None
+) -> "Axes":
     """The losses or the regret of online rules, against the number of rounds.
 
     Losses are drawn as running averages; a ledger as its regret on logarithmic axes, on which √t is a line of
@@ -45,7 +47,9 @@ def plot_regret(losses: Mapping[str, Any], hindsight: float | None = None, ax: "
     if ledger is None and not losses:
         raise ValueError("plot_regret needs the losses of at least one rule.")
     if ledger is not None and "regret" in ledger and hindsight is not None:
-        raise ValueError("the ledger has its own best parameter in hindsight: leave hindsight out.")
+        raise ValueError(
+            "the ledger has its own best parameter in hindsight: leave hindsight out."
+        )
     ax = one_axes(ax)
     # Rules can coincide: styles that alternate keep both visible.
     styles = itertools.cycle(["-", "--", "-.", ":"])
@@ -56,8 +60,13 @@ def plot_regret(losses: Mapping[str, Any], hindsight: float | None = None, ax: "
             curves = {name: _running_average(values) for name, values in losses.items()}
         else:
             rounds = ledger["round"].to_numpy()
-            curves = {str(row["rule"].item()): (rounds, row.to_numpy()) for row in ledger["average"]}
-        for (name, (rounds, average)), style in zip(curves.items(), styles, strict=False):
+            curves = {
+                str(row["rule"].item()): (rounds, row.to_numpy())
+                for row in ledger["average"]
+            }
+        for (name, (rounds, average)), style in zip(
+            curves.items(), styles, strict=False
+        ):
             ax.plot(rounds, average, label=name, linestyle=style, linewidth=1.6)
         ax.set(xscale="log", ylabel="average cumulative loss")
     if hindsight is not None:
@@ -72,7 +81,9 @@ def _running_average(losses: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Rounds, and the average loss of the finite ones so far."""
     values = np.asarray(losses, dtype=np.float64)
     finite = np.isfinite(values)
-    average = np.cumsum(np.where(finite, values, 0.0)) / np.maximum(np.cumsum(finite), 1)
+    average = np.cumsum(np.where(finite, values, 0.0)) / np.maximum(
+        np.cumsum(finite), 1
+    )
     return np.arange(1, len(values) + 1), average
 
 
@@ -81,7 +92,9 @@ def _ledger_group(data: Mapping[str, Any]) -> "xr.Dataset | None":
     if not (hasattr(data, "children") or callable(getattr(data, "groups", None))):
         return None
     if "regret" not in group_names(data):
-        raise ValueError(f"plot_regret needs the result of regret_ledger, got groups {group_names(data)}.")
+        raise ValueError(
+            f"plot_regret needs the result of regret_ledger, got groups {group_names(data)}."
+        )
     return group(data, "regret")
 
 
@@ -95,12 +108,28 @@ def _plot_ledger(ledger: "xr.Dataset", ax: "Axes") -> None:
         color = f"C{i % 10}"
         regret, se = row["regret"].to_numpy(), row["regret_se"].to_numpy()
         curve = np.where(regret > 0, regret, np.nan)
-        ax.plot(t, curve, color=color, linestyle=next(styles), linewidth=1.6, label=str(name))
+        ax.plot(
+            t,
+            curve,
+            color=color,
+            linestyle=next(styles),
+            linewidth=1.6,
+            label=str(name),
+        )
         # A band that reaches 0 ends at a tenth of the regret, below what the axis needs to show.
         lower = np.maximum(curve - 2.0 * se, 0.1 * curve)
-        ax.fill_between(t, lower, curve + 2.0 * se, color=color, alpha=0.2, linewidth=0.0)
+        ax.fill_between(
+            t, lower, curve + 2.0 * se, color=color, alpha=0.2, linewidth=0.0
+        )
         bound = row["bound"].to_numpy()
         if np.any(np.isfinite(bound)):
             marker = "_" if np.sum(np.isfinite(bound)) == 1 else ""
-            ax.plot(t, bound, color=color, linestyle="--", marker=marker, label=f"{name}, bound")
+            ax.plot(
+                t,
+                bound,
+                color=color,
+                linestyle="--",
+                marker=marker,
+                label=f"{name}, bound",
+            )
     ax.set(xscale="log", yscale="log", ylabel="regret")

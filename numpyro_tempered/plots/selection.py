@@ -84,7 +84,9 @@ def plot_path(data: ArviZData, axes: "TwoAxes | None" = None) -> "TwoAxes":
     mean = rows["expected_log_lik"].where(np.isfinite(rows["expected_log_lik"]))
     bar = 2.0 * rows["expected_log_lik_se"]
     visible = alpha > 1e-3 * alpha.max()
-    left.errorbar(alpha, mean, yerr=bar.where(visible), fmt="o-", markersize=4, capsize=3)
+    left.errorbar(
+        alpha, mean, yerr=bar.where(visible), fmt="o-", markersize=4, capsize=3
+    )
     bottom, top = (mean - bar)[visible].min(), (mean + bar)[visible].max()
     left.set_ylim(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom))
     left.set_ylabel("expected log-likelihood (nats)")
@@ -95,10 +97,16 @@ def plot_path(data: ArviZData, axes: "TwoAxes | None" = None) -> "TwoAxes":
         name, label, quantity = "elbo", "by draws", "ELBO (nats)"
         check, check_label = "elbo_integral", "by integration"
     bars, check_bars = 2.0 * rows[f"{name}_se"], 2.0 * rows[f"{check}_se"]
-    right.errorbar(alpha, rows[name], yerr=bars, fmt="o-", markersize=4, capsize=3, label=label)
-    right.errorbar(alpha, rows[check], yerr=check_bars, fmt="x--", capsize=3, label=check_label)
+    right.errorbar(
+        alpha, rows[name], yerr=bars, fmt="o-", markersize=4, capsize=3, label=label
+    )
+    right.errorbar(
+        alpha, rows[check], yerr=check_bars, fmt="x--", capsize=3, label=check_label
+    )
     lower, upper = rows[f"{name}_left"], rows[f"{name}_right"]
-    right.fill_between(alpha, lower, upper, where=np.isfinite(lower), alpha=0.2, label="Riemann sums")
+    right.fill_between(
+        alpha, lower, upper, where=np.isfinite(lower), alpha=0.2, label="Riemann sums"
+    )
     right.set_ylabel(quantity)
     right.set_title("not to be maximised over alpha", fontsize="medium")
     right.legend(frameon=False)
@@ -121,7 +129,9 @@ def _fifth_power(root: np.ndarray) -> np.ndarray:
     return np.asarray(root) ** 5
 
 
-def plot_alpha(choice: "HoldsData | ArviZData", axes: "TwoAxes | None" = None) -> "TwoAxes":
+def plot_alpha(
+    choice: "HoldsData | ArviZData", axes: "TwoAxes | None" = None
+) -> "TwoAxes":
     r"""The criterion along the grid of alphas, and fit against complexity.
 
     Left, the criterion less its least value, with its standard errors where it has them; without a criterion
@@ -165,24 +175,43 @@ def plot_alpha(choice: "HoldsData | ArviZData", axes: "TwoAxes | None" = None) -
     alpha, selected = rows.index.to_numpy(), rows["selected"].to_numpy()
     if "criterion" in rows:
         visible = rows["criterion"].notna().to_numpy()
-        height, error = rows["criterion"] - rows["criterion"].min(), rows.get("criterion_se")
+        height, error = (
+            rows["criterion"] - rows["criterion"].min(),
+            rows.get("criterion_se"),
+        )
         left.set_ylabel("criterion above its least")
     else:
         visible = np.full(len(rows), True)
-        height, error = rows["expected_log_lik"] - rows["expected_log_lik"].max(), rows["expected_log_lik_se"]
+        height, error = (
+            rows["expected_log_lik"] - rows["expected_log_lik"].max(),
+            rows["expected_log_lik_se"],
+        )
         left.set_ylabel("expected log-likelihood below its largest (nats)")
     bars = None if error is None else error[visible]
-    left.errorbar(alpha[visible], height[visible], yerr=bars, fmt="o-", markersize=4, capsize=3)
+    left.errorbar(
+        alpha[visible], height[visible], yerr=bars, fmt="o-", markersize=4, capsize=3
+    )
     choice_label = f"chosen: {alpha[selected][0]:.3g}"
-    left.axvline(alpha[selected][0], color="0.3", linestyle="--", linewidth=1.0, label=choice_label)
+    left.axvline(
+        alpha[selected][0],
+        color="0.3",
+        linestyle="--",
+        linewidth=1.0,
+        label=choice_label,
+    )
     left.set(xscale="log", xlabel="alpha")
     left.legend(frameon=False)
-    complexity, log_lik = rows["effective_parameters"].to_numpy(), rows["expected_log_lik"].to_numpy()
+    complexity, log_lik = (
+        rows["effective_parameters"].to_numpy(),
+        rows["expected_log_lik"].to_numpy(),
+    )
     right.plot(complexity, log_lik, "o-", markersize=5, markerfacecolor="white")
     right.plot(complexity[selected], log_lik[selected], "o", color="C0")
     for k in {0, int(np.flatnonzero(selected)[0]), len(rows) - 1}:
         place = (complexity[k], log_lik[k])
-        right.annotate(f"{alpha[k]:.3g}", place, xytext=(6, -10), textcoords="offset points")
+        right.annotate(
+            f"{alpha[k]:.3g}", place, xytext=(6, -10), textcoords="offset points"
+        )
     right.set(xlabel="effective parameters", ylabel="expected log-likelihood (nats)")
     for ax in (left, right):
         ax.grid(alpha=0.3)

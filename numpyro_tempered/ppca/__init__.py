@@ -3,8 +3,22 @@
 from numpyro_tempered.ppca.base import Posterior, Prior, Scores, prior
 from numpyro_tempered.ppca.driver import fit
 from numpyro_tempered.ppca.model import Draws, PPCAFit, sample_posterior
-from numpyro_tempered.ppca.predict import Imputed, LogDensity, impute, log_density, reconstruct, sample, transform
-from numpyro_tempered.ppca.rank import Axes, FactorSelection, num_occupied, principal_axes, select_num_factors
+from numpyro_tempered.ppca.predict import (
+    Imputed,
+    LogDensity,
+    impute,
+    log_density,
+    reconstruct,
+    sample,
+    transform,
+)
+from numpyro_tempered.ppca.rank import (
+    Axes,
+    FactorSelection,
+    num_occupied,
+    principal_axes,
+    select_num_factors,
+)
 
 __all__ = [
     "Axes",

@@ -93,7 +93,10 @@ def prior_of(values: np.ndarray) -> Prior:
             "prior=nt.ppca.prior(scale, mean)."
         )
     weak = prior(math.sqrt(variance), np.nanmean(values, axis=0))
-    return weak._replace(noise_shape=0.5, noise_rate=1e-9 * float(variance) * int(np.sum(~np.isnan(values))))
+    return weak._replace(
+        noise_shape=0.5,
+        noise_rate=1e-9 * float(variance) * int(np.sum(~np.isnan(values))),
+    )
 
 
 def is_constant(values: np.ndarray) -> np.ndarray:
@@ -175,7 +178,9 @@ def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
         TypeError: If they are not real numbers, or are traced.
     """
     if checks.is_traced(x):
-        raise TypeError("x is traced, and nt.ppca reads it on the host: call it outside of jit, vmap and grad.")
+        raise TypeError(
+            "x is traced, and nt.ppca reads it on the host: call it outside of jit, vmap and grad."
+        )
     table = to_host(as_array(x, "x", "Pass a float array, NaN where missing."))
     checks.check_real(table.dtype, "x", hint="Pass a float array, NaN where missing.")
     if table.ndim != 2 or table.shape[1] == 0:
@@ -203,7 +208,11 @@ def as_rows(values: np.ndarray, origin: np.ndarray, dtype: np.dtype | None) -> R
     observed = ~np.isnan(values)
     mask = None if observed.all() else observed.astype(np.float64)
     rows = Rows(np.where(observed, values - origin, 0.0), mask)
-    return rows if dtype is None else jax.device_put(jax.tree.map(lambda part: np.asarray(part, dtype), rows))
+    return (
+        rows
+        if dtype is None
+        else jax.device_put(jax.tree.map(lambda part: np.asarray(part, dtype), rows))
+    )
 
 
 def check_prior(prior: Prior, d: int) -> Prior:
@@ -217,7 +226,9 @@ def check_prior(prior: Prior, d: int) -> Prior:
     checks.check_numbers(prior.mean, "prior.mean")
     shape = np.shape(prior.mean)
     if shape not in ((), (d,)):
-        raise ValueError(f"prior.mean must be a number or have shape ({d},), got an array of shape {shape}.")
+        raise ValueError(
+            f"prior.mean must be a number or have shape ({d},), got an array of shape {shape}."
+        )
     return prior
 
 
@@ -232,7 +243,9 @@ def check_table(values: np.ndarray, orders: Sequence[int]) -> None:
         raise ValueError("x has no row with an observed entry.")
     empty = np.flatnonzero(np.all(np.isnan(values), axis=0))
     if empty.size:
-        raise ValueError(f"x has no observed entry in columns {empty.tolist()}: leave these columns out.")
+        raise ValueError(
+            f"x has no observed entry in columns {empty.tolist()}: leave these columns out."
+        )
     for k in orders:
         checks.check_count(k, "num_factors", 0, d, hint=f"x has {d} columns.")
 
@@ -247,7 +260,9 @@ def warn_of_scale(values: np.ndarray, centred: Prior) -> None:
     deviation = math.sqrt(np.mean(np.nanvar(values, axis=0)))
     unit = math.sqrt(centred.noise_rate / centred.noise_shape)
     # A prior may expect little noise in data of its scale.
-    if values.shape[0] > 1 and not unit / 100.0 <= deviation <= 100.0 * max(unit, 0.1 * centred.mean_scale):
+    if values.shape[0] > 1 and not unit / 100.0 <= deviation <= 100.0 * max(
+        unit, 0.1 * centred.mean_scale
+    ):
         off = f"the columns deviate by {deviation:.3g} from their means"
         warn_caller(f"{off}, the prior is made for {unit:.3g}: {hint}")
 
@@ -257,9 +272,16 @@ def warn_of_columns(values: np.ndarray) -> None:
     several = np.sum(~np.isnan(values), axis=0) > 1
     constant = np.flatnonzero(is_constant(values) & several)
     first: dict[int, int] = {}
-    earlier = [first.setdefault(hash(column.tobytes()), j) for j, column in enumerate(values.T)]
-    copies = np.setdiff1d(np.flatnonzero(np.array(earlier) < np.arange(len(earlier))), constant).tolist()
-    for kind, columns in (("constant", constant.tolist()), ("copies of earlier ones", copies)):
+    earlier = [
+        first.setdefault(hash(column.tobytes()), j) for j, column in enumerate(values.T)
+    ]
+    copies = np.setdiff1d(
+        np.flatnonzero(np.array(earlier) < np.arange(len(earlier))), constant
+    ).tolist()
+    for kind, columns in (
+        ("constant", constant.tolist()),
+        ("copies of earlier ones", copies),
+    ):
         if columns and len(values) > 1:
             warn_caller(
                 f"columns {columns} of x are {kind}: the noise is common to all columns, and these say that "

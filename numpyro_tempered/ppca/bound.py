@@ -10,7 +10,9 @@ from numpyro_tempered.core.typing import Array, Numbers, Scalar
 from numpyro_tempered.ppca.base import Posterior, Rows, Scores, Target, in_double
 
 
-def second_moments(mask: Numbers | None, loc: Array, cov: Array, xp: ModuleType = jnp) -> Array:
+def second_moments(
+    mask: Numbers | None, loc: Array, cov: Array, xp: ModuleType = jnp
+) -> Array:
     """Sums of E[v v'] over the rows of ``mask``, one for each of its columns; a single one without a mask.
 
     v is the z of rows, or with the mask transposed the w of features.
@@ -22,7 +24,9 @@ def second_moments(mask: Numbers | None, loc: Array, cov: Array, xp: ModuleType 
 
 def with_one(z: Scores, xp: ModuleType = jnp) -> Scores:
     """The Gaussians of (z, 1)."""
-    loc = xp.concatenate([z.loc, xp.ones_like(z.loc[:, :0], shape=(z.loc.shape[0], 1))], axis=1)
+    loc = xp.concatenate(
+        [z.loc, xp.ones_like(z.loc[:, :0], shape=(z.loc.shape[0], 1))], axis=1
+    )
     return Scores(loc, xp.pad(z.cov, ((0, 0), (0, 1), (0, 1))))
 
 
@@ -35,7 +39,9 @@ def squared_error(q: Posterior, z: Scores, rows: Rows, xp: ModuleType = jnp) -> 
     over_rows = second_moments(rows.mask, augmented.loc, augmented.cov, xp)
     loadings = q.loc[:, :-1]
     across = None if rows.mask is None else rows.mask.T
-    over_features = second_moments(across, loadings, xp.zeros_like(q.cov[:, :-1, :-1]), xp)
+    over_features = second_moments(
+        across, loadings, xp.zeros_like(q.cov[:, :-1, :-1]), xp
+    )
     return (
         xp.sum(residual**2)
         + d // q.cov.shape[0] * xp.sum(q.cov * over_rows)
@@ -47,7 +53,9 @@ def squared_loadings(q: Posterior, xp: ModuleType = jnp) -> Array:
     """E|W_k|² of each column of W, shape ``(K,)``."""
     d = q.loc.shape[0]
     variances = xp.diagonal(q.cov[:, :-1, :-1], axis1=1, axis2=2)
-    return xp.sum(q.loc[:, :-1] ** 2, axis=0) + d // q.cov.shape[0] * xp.sum(variances, axis=0)
+    return xp.sum(q.loc[:, :-1] ** 2, axis=0) + d // q.cov.shape[0] * xp.sum(
+        variances, axis=0
+    )
 
 
 def log_det(cov: Array, xp: ModuleType = jnp) -> Array:
@@ -57,12 +65,18 @@ def log_det(cov: Array, xp: ModuleType = jnp) -> Array:
 
 def gamma_shapes(target: Target) -> tuple[Scalar, float]:
     """Shapes of the Gamma posteriors of τ and of λ; without ARD d/2, the power of λ in the density of W."""
-    prior, num_observed, d = target.prior, target.rows.num_observed, target.rows.x.shape[1]
+    prior, num_observed, d = (
+        target.prior,
+        target.rows.num_observed,
+        target.rows.x.shape[1],
+    )
     loading_shape = 0.5 * d + (prior.ard_shape if target.ard else 0.0)
     return prior.noise_shape + 0.5 * target.alpha * num_observed, loading_shape
 
 
-def varying_terms(q: Posterior, z: Scores, target: Target, xp: ModuleType = jnp) -> Array:
+def varying_terms(
+    q: Posterior, z: Scores, target: Target, xp: ModuleType = jnp
+) -> Array:
     r"""The terms of the ELBO that depend on the factors; :func:`constant` gives the others.
 
     The z carry alpha in model and guide. As a Gamma posterior keeps its shape a, the digammas in
@@ -76,17 +90,24 @@ def varying_terms(q: Posterior, z: Scores, target: Target, xp: ModuleType = jnp)
     log_det_z = n // z.cov.shape[0] * log_det(z.cov, xp) if k else 0.0
     trace_z = n // z.cov.shape[0] * xp.sum(xp.diagonal(z.cov, axis1=1, axis2=2))
     shared = d // q.cov.shape[0]
-    off_mean = xp.sum((q.loc[:, -1] - prior.mean) ** 2) + shared * xp.sum(q.cov[:, -1, -1])
+    off_mean = xp.sum((q.loc[:, -1] - prior.mean) ** 2) + shared * xp.sum(
+        q.cov[:, -1, -1]
+    )
     return xp.stack(
         [
             -0.5 * alpha * tau * squared_error(q, z, rows, xp),
             a * xp.log(tau),
             -prior.noise_rate * tau,
             -0.5 * alpha * (xp.sum(z.loc**2) + trace_z - n * k - log_det_z),
-            0.5 * shared * log_det(q.cov + xp.diag(xp.append(1.0 - active, 0.0))[None], xp),
+            0.5
+            * shared
+            * log_det(q.cov + xp.diag(xp.append(1.0 - active, 0.0))[None], xp),
             -0.5 * off_mean / prior.mean_scale**2,
             -0.5 * xp.sum(precision * squared_loadings(q, xp)),
-            xp.sum(active * (c * xp.log(precision) - (prior.ard_rate if ard else 0.0) * precision)),
+            xp.sum(
+                active
+                * (c * xp.log(precision) - (prior.ard_rate if ard else 0.0) * precision)
+            ),
         ]
     )
 
@@ -110,5 +131,11 @@ def _gamma_constant(shape: float, prior_shape: float, prior_rate: float) -> floa
 
 def elbo(q: Posterior, z: Scores, target: Target) -> float:
     """The ELBO in float64 on the host, at any factors whose Gammas have the shapes of :func:`gamma_shapes`."""
-    q, z, target = in_double(q), in_double(z), target._replace(rows=in_double(target.rows))
-    return float(varying_terms(q, z, target, np).sum()) + constant(target, z.loc.shape[1])
+    q, z, target = (
+        in_double(q),
+        in_double(z),
+        target._replace(rows=in_double(target.rows)),
+    )
+    return float(varying_terms(q, z, target, np).sum()) + constant(
+        target, z.loc.shape[1]
+    )

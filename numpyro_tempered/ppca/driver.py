@@ -108,30 +108,52 @@ class Options(NamedTuple):
     max_iter: int = 2000
 
 
-def fit_each(rng_keys: Iterable[Array], x: ArrayLike, orders: Sequence[int], options: Options) -> list[PPCAFit]:
+def fit_each(
+    rng_keys: Iterable[Array], x: ArrayLike, orders: Sequence[int], options: Options
+) -> list[PPCAFit]:
     """Fits with several numbers of factors, by a single compiled program."""
     values = base.as_matrix(x)
     values = values[~np.all(np.isnan(values), axis=1)]
     base.check_table(values, orders)
-    alpha, ard, tolerance, max_iter = options.alpha, bool(options.ard), options.tolerance, options.max_iter
+    alpha, ard, tolerance, max_iter = (
+        options.alpha,
+        bool(options.ard),
+        options.tolerance,
+        options.max_iter,
+    )
     check_number(alpha, "alpha", "(0, inf)")
     check_number(tolerance, "tolerance", "[0, inf)")
     check_count(options.num_restarts, "num_restarts")
     check_count(max_iter, "max_iter")
-    prior = base.prior_of(values) if options.prior is None else base.check_prior(options.prior, values.shape[1])
+    prior = (
+        base.prior_of(values)
+        if options.prior is None
+        else base.check_prior(options.prior, values.shape[1])
+    )
     origin = np.nanmean(values, axis=0)
-    centred = prior._replace(mean=np.broadcast_to(np.asarray(prior.mean, np.float64), origin.shape) - origin)
+    centred = prior._replace(
+        mean=np.broadcast_to(np.asarray(prior.mean, np.float64), origin.shape) - origin
+    )
     base.warn_of_scale(values, centred)
     base.warn_of_columns(values)
     dtype = jnp.result_type(float)
     target = Target(base.as_rows(values, origin, None), centred, float(alpha), ard)
     orders, width = [int(k) for k in orders], int(max(orders))
-    each = [make_starts(key, target, k, width, origin, options) for key, k in zip(rng_keys, orders, strict=True)]
+    each = [
+        make_starts(key, target, k, width, origin, options)
+        for key, k in zip(rng_keys, orders, strict=True)
+    ]
     # Rounded on the host, as each conversion would be a program.
-    starts = jax.device_put(jax.tree.map(lambda *parts: np.stack(parts).astype(dtype), *each))
+    starts = jax.device_put(
+        jax.tree.map(lambda *parts: np.stack(parts).astype(dtype), *each)
+    )
     rows = base.as_rows(values, origin, dtype)
-    numbers = jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), (centred, alpha, tolerance)))
-    ascents = jax.device_get(_ascend(starts, rows, *numbers, ard=ard, max_iter=max_iter))
+    numbers = jax.device_put(
+        jax.tree.map(lambda leaf: np.asarray(leaf, dtype), (centred, alpha, tolerance))
+    )
+    ascents = jax.device_get(
+        _ascend(starts, rows, *numbers, ard=ard, max_iter=max_iter)
+    )
     fits = []
     for i, k in enumerate(orders):
         ascent = jax.tree.map(lambda leaf, i=i: leaf[i], ascents)
@@ -144,7 +166,10 @@ def fit_each(rng_keys: Iterable[Array], x: ArrayLike, orders: Sequence[int], opt
 def _warn_of_noise(fits: list[PPCAFit], spacing: float) -> None:
     """Warn of a noise that is the prior's, or that of the numbers that the data came in."""
     least = min(fits, key=lambda each: each.noise_variance)
-    prior, noise = least.prior, f"the noise variance {least.noise_variance:.2g} with {least.num_factors} factors"
+    prior, noise = (
+        least.prior,
+        f"the noise variance {least.noise_variance:.2g} with {least.num_factors} factors",
+    )
     from_data = least.noise_variance * least.noise_shape - prior.noise_rate
     if prior.noise_rate > from_data and prior.noise_shape < 0.5 * least.noise_shape:
         warn_caller(
@@ -175,7 +200,14 @@ class Start(NamedTuple):
     active: Numbers
 
 
-def make_starts(rng_key: Array, target: Target, k: int, width: int, origin: Numbers, options: Options) -> Start:
+def make_starts(
+    rng_key: Array,
+    target: Target,
+    k: int,
+    width: int,
+    origin: Numbers,
+    options: Options,
+) -> Start:
     """Starts on the host: the first one, the same with ever fewer columns, and in between random loadings.
 
     Columns of zeros fill the loadings up to ``width``.
@@ -195,9 +227,13 @@ def make_starts(rng_key: Array, target: Target, k: int, width: int, origin: Numb
         else:
             # Half of the variance to the factors, half to the noise.
             shape = (x.shape[1], k)
-            normal = np.asarray(jax.random.normal(jax.random.fold_in(rng_key, i), shape), np.float64)
+            normal = np.asarray(
+                jax.random.normal(jax.random.fold_in(rng_key, i), shape), np.float64
+            )
             loadings = np.sqrt(0.5 * total / max(k, 1)) * normal
-            starts.append(Start(loadings, np.zeros(x.shape[1]), 2.0 / total, np.ones(k)))
+            starts.append(
+                Start(loadings, np.zeros(x.shape[1]), 2.0 / total, np.ones(k))
+            )
     stacked = Start(*(np.stack(part) for part in zip(*starts, strict=True)))
     padding = [(0, 0), (0, width - k)]
     wide = np.pad(stacked.loadings, [(0, 0), *padding])
@@ -232,7 +268,9 @@ def from_fit(init: PPCAFit, axes: Start, rows: Rows, origin: Numbers) -> Start:
     """
     check_fit(init, "init")
     if init.origin.shape != origin.shape:
-        raise ValueError(f"init has {init.origin.size} columns, x has {origin.size}: warm starts need the same.")
+        raise ValueError(
+            f"init has {init.origin.size} columns, x has {origin.size}: warm starts need the same."
+        )
     loadings, k = np.asarray(init.loadings, np.float64), axes.loadings.shape[1]
     deviation = np.sqrt(np.sum(rows.x**2) / rows.num_observed)
     expected = np.sqrt(np.sum(loadings**2) / len(loadings) + init.noise_variance)
@@ -247,11 +285,21 @@ def from_fit(init: PPCAFit, axes: Start, rows: Rows, origin: Numbers) -> Start:
         rest = axes.loadings - basis @ (basis.T @ axes.loadings)
         order = np.argsort(-np.sum(rest**2, axis=0))[: k - loadings.shape[1]]
         loadings = np.concatenate([loadings, rest[:, order]], axis=1)
-    return Start(loadings[:, :k], init.mean - origin, float(init.posterior.noise_precision), np.ones(k))
+    return Start(
+        loadings[:, :k],
+        init.mean - origin,
+        float(init.posterior.noise_precision),
+        np.ones(k),
+    )
 
 
 def _finish(
-    ascent: Ascent[Posterior], k: int, target: Target, prior: Prior, origin: np.ndarray, tolerance: float
+    ascent: Ascent[Posterior],
+    k: int,
+    target: Target,
+    prior: Prior,
+    origin: np.ndarray,
+    tolerance: float,
 ) -> PPCAFit:
     """The best start as a fit with k factors."""
     dtype, offset = ascent.objective.dtype, constant(target, k)
@@ -300,7 +348,14 @@ def _finish(
 @partial(jax.jit, static_argnames=("ard", "max_iter"))
 @jax.default_matmul_precision("highest")
 def _ascend(
-    starts: Start, rows: Rows, prior: Prior, alpha: Array, tolerance: Array, *, ard: bool, max_iter: int
+    starts: Start,
+    rows: Rows,
+    prior: Prior,
+    alpha: Array,
+    tolerance: Array,
+    *,
+    ard: bool,
+    max_iter: int,
 ) -> Ascent[Posterior]:
     n, d = rows.x.shape
     unit = ROUNDING * jnp.finfo(rows.x.dtype).eps
@@ -321,7 +376,12 @@ def _ascend(
 
     def ascend(starts: Start) -> Ascent[Posterior]:
         ascent = begin(jax.vmap(first)(starts), max_iter)
-        return advance(lambda q: jax.vmap(one_pass)(q, starts.active), ascent, max_iter, tolerance * n)
+        return advance(
+            lambda q: jax.vmap(one_pass)(q, starts.active),
+            ascent,
+            max_iter,
+            tolerance * n,
+        )
 
     # Starts side by side; numbers of factors one after another, as they take different numbers of sweeps.
     return jax.lax.map(ascend, starts)

@@ -17,7 +17,14 @@ from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.rows import warn_if_unresolved
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.ppca.base import Posterior, Prior, Rows, as_matrix, in_double, names_of
+from numpyro_tempered.ppca.base import (
+    Posterior,
+    Prior,
+    Rows,
+    as_matrix,
+    in_double,
+    names_of,
+)
 from numpyro_tempered.ppca.bound import log_det, squared_loadings, with_one
 from numpyro_tempered.ppca.updates import update_scores
 
@@ -42,10 +49,16 @@ def draw(rng_key: Array, q: Posterior, noise_shape: float, num_samples: int) -> 
     """Draws with means relative to the origin."""
     loc_key, noise_key = jax.random.split(rng_key)
     normal = jax.random.normal(loc_key, (num_samples, *q.loc.shape), q.loc.dtype)
-    factor = jnp.broadcast_to(jnp.linalg.cholesky(q.cov), (q.loc.shape[0], *q.cov.shape[1:]))
+    factor = jnp.broadcast_to(
+        jnp.linalg.cholesky(q.cov), (q.loc.shape[0], *q.cov.shape[1:])
+    )
     weights = q.loc + jnp.einsum("jkl,sjl->sjk", factor, normal)
     shape = jnp.asarray(noise_shape, q.loc.dtype)
-    tau = jax.random.gamma(noise_key, shape, (num_samples,), q.loc.dtype) * q.noise_precision / shape
+    tau = (
+        jax.random.gamma(noise_key, shape, (num_samples,), q.loc.dtype)
+        * q.noise_precision
+        / shape
+    )
     return Draws(weights[..., -1], weights[..., :-1], tau)
 
 
@@ -60,7 +73,9 @@ def exact_log_density(draw: Draws, rows: Rows) -> Array:
     counts = jnp.full(rows.x.shape[0], float(d), loc.dtype)
     if rows.mask is not None:
         residual, counts = residual * rows.mask, jnp.sum(rows.mask, axis=1)
-    value = 0.5 * counts * jnp.log(tau / (2.0 * jnp.pi)) - 0.5 * tau * jnp.sum(residual**2, axis=1)
+    value = 0.5 * counts * jnp.log(tau / (2.0 * jnp.pi)) - 0.5 * tau * jnp.sum(
+        residual**2, axis=1
+    )
     if k == 0:
         return value
     return value - 0.5 * jnp.sum(z.loc**2, axis=1) + 0.5 * jnp.linalg.slogdet(z.cov)[1]
@@ -68,19 +83,34 @@ def exact_log_density(draw: Draws, rows: Rows) -> Array:
 
 def divergence(fit: "PPCAFit") -> float:
     """KL(q(W, m, τ, λ), prior) in double precision; the z, which are local, have none of it."""
-    q, prior, noise_shape, ard_shape = in_double(fit.posterior), fit.prior, fit.noise_shape, fit.ard_shape
+    q, prior, noise_shape, ard_shape = (
+        in_double(fit.posterior),
+        fit.prior,
+        fit.noise_shape,
+        fit.ard_shape,
+    )
     d, k = q.loc.shape[0], q.loc.shape[1] - 1
     shared = d // q.cov.shape[0]
     off_mean = np.sum((fit.mean - prior.mean) ** 2) + shared * np.sum(q.cov[:, -1, -1])
-    gaussian = d * np.log(prior.mean_scale) + 0.5 * off_mean / prior.mean_scale**2 - 0.5 * d * (k + 1)
-    gaussian += 0.5 * np.sum(q.loading_precision * squared_loadings(q, np)) - 0.5 * shared * log_det(q.cov, np)
+    gaussian = (
+        d * np.log(prior.mean_scale)
+        + 0.5 * off_mean / prior.mean_scale**2
+        - 0.5 * d * (k + 1)
+    )
+    gaussian += 0.5 * np.sum(
+        q.loading_precision * squared_loadings(q, np)
+    ) - 0.5 * shared * log_det(q.cov, np)
     with double_precision():
         noise = dist.Gamma(noise_shape, noise_shape / q.noise_precision)
-        gammas = dist.kl_divergence(noise, dist.Gamma(prior.noise_shape, prior.noise_rate))
+        gammas = dist.kl_divergence(
+            noise, dist.Gamma(prior.noise_shape, prior.noise_rate)
+        )
         log_precision = jnp.log(q.loading_precision)
         if ard_shape is not None:
             loading = dist.Gamma(ard_shape, ard_shape / q.loading_precision)
-            gammas += jnp.sum(dist.kl_divergence(loading, dist.Gamma(prior.ard_shape, prior.ard_rate)))
+            gammas += jnp.sum(
+                dist.kl_divergence(loading, dist.Gamma(prior.ard_shape, prior.ard_rate))
+            )
             log_precision += jax.scipy.special.digamma(ard_shape) - jnp.log(ard_shape)
         return float(gaussian + gammas - 0.5 * d * jnp.sum(log_precision))
 
@@ -106,8 +136,14 @@ class Row(dist.Distribution):
         z_key, noise_key = jax.random.split(key)
         shape, loadings = (*sample_shape, *self.batch_shape), self.draw.loadings
         z = jax.random.normal(z_key, (*shape, loadings.shape[1]), loadings.dtype)
-        noise = jax.random.normal(noise_key, (*shape, *self.event_shape), loadings.dtype)
-        return self.draw.mean + z @ loadings.T + noise / jnp.sqrt(self.draw.noise_precision)
+        noise = jax.random.normal(
+            noise_key, (*shape, *self.event_shape), loadings.dtype
+        )
+        return (
+            self.draw.mean
+            + z @ loadings.T
+            + noise / jnp.sqrt(self.draw.noise_precision)
+        )
 
     def log_prob(self, value: Array) -> Array:
         """The log density of the observed entries of each row."""
@@ -131,14 +167,20 @@ def numpyro_model(prior: Prior, num_factors: int, ard: bool, missing: bool) -> M
 
     def model(x: Array) -> None:
         n, d = x.shape
-        tau = numpyro.sample("noise_precision", dist.Gamma(prior.noise_shape, prior.noise_rate))
+        tau = numpyro.sample(
+            "noise_precision", dist.Gamma(prior.noise_shape, prior.noise_rate)
+        )
         precision = jnp.full(num_factors, prior.loading_precision)
         if ard:
             gamma = dist.Gamma(prior.ard_shape, prior.ard_rate)
-            precision = numpyro.sample("loading_precision", gamma.expand([num_factors]).to_event(1))
+            precision = numpyro.sample(
+                "loading_precision", gamma.expand([num_factors]).to_event(1)
+            )
         loading = dist.Normal(0.0, precision**-0.5).expand([d, num_factors])
         loadings = numpyro.sample("loadings", loading.to_event(2))
-        mean = numpyro.sample("mean", dist.Normal(prior.mean, prior.mean_scale).expand([d]).to_event(1))
+        mean = numpyro.sample(
+            "mean", dist.Normal(prior.mean, prior.mean_scale).expand([d]).to_event(1)
+        )
         with numpyro.plate("rows", n):
             numpyro.sample("x", Row(Draws(mean, loadings, tau), n, missing), obs=x)
 
@@ -207,9 +249,13 @@ class PPCAFit(NamedTuple):
 
     def summarise_data(self) -> result.DataSummary:
         """The number of observed entries and the means of the columns, for :func:`compare`."""
-        return result.DataSummary(numbers={result.VALUES: self.num_observed, result.COLUMNS: self.origin})
+        return result.DataSummary(
+            numbers={result.VALUES: self.num_observed, result.COLUMNS: self.origin}
+        )
 
-    def as_run(self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None) -> result.Run:
+    def as_run(
+        self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None
+    ) -> result.Run:
         """Draws with probabilistic PCA as a NumPyro model, for :func:`to_inference_data`.
 
         The z are integrated out of the likelihood of a row, and missing entries too.
@@ -220,21 +266,42 @@ class PPCAFit(NamedTuple):
         key = result.check_run_arguments(self, data, rng_key, "x")
         x, q = rows_of(self, data[0]), posterior_of(self)
         warn_if_unresolved(x, self.origin, q.loc.dtype)
-        model = numpyro_model(self.prior, self.num_factors, self.ard_shape is not None, bool(np.isnan(x).any()))
+        model = numpyro_model(
+            self.prior,
+            self.num_factors,
+            self.ard_shape is not None,
+            bool(np.isnan(x).any()),
+        )
         samples = sample_posterior(key, self, num_samples)._asdict()
-        dims = {"loadings": ["feature", "factor"], "mean": ["feature"], "x": ["row", "feature"]}
+        dims = {
+            "loadings": ["feature", "factor"],
+            "mean": ["feature"],
+            "x": ["row", "feature"],
+        }
         if self.ard_shape is not None:
-            shape, gamma_key = (num_samples, self.num_factors), jax.random.fold_in(key, 1)
+            shape, gamma_key = (
+                (num_samples, self.num_factors),
+                jax.random.fold_in(key, 1),
+            )
             gammas = jax.random.gamma(gamma_key, self.ard_shape, shape, q.loc.dtype)
             samples["loading_precision"] = gammas * q.loading_precision / self.ard_shape
             dims["loading_precision"] = ["factor"]
-        attrs = {"algorithm": "cavi", "num_factors": self.num_factors, "num_iter": self.num_iter}
+        attrs = {
+            "algorithm": "cavi",
+            "num_factors": self.num_factors,
+            "num_iter": self.num_iter,
+        }
         return result.Run(
             model=temper(model, alpha=self.alpha),
             samples={name: value[None] for name, value in samples.items()},
             args=(jnp.asarray(x, q.loc.dtype),),
             rng_key=key,
-            groups={"variational": {"elbo_trace": self.trace, "elbo_by_restart": self.restart_elbos}},
+            groups={
+                "variational": {
+                    "elbo_trace": self.trace,
+                    "elbo_by_restart": self.restart_elbos,
+                }
+            },
             attrs=attrs | result.fit_attrs(self),
             dims=dims | {"elbo_trace": ["iteration"], "elbo_by_restart": ["restart"]},
         )
@@ -279,8 +346,14 @@ def check_fit(fit: object, name: str = "fit") -> None:
         TypeError: If it is none, such as a selection, which has several.
     """
     if not isinstance(fit, PPCAFit):
-        hint = ": take its .fits[K], such as that of K = .selected." if hasattr(fit, "fits") else "."
-        raise TypeError(f"{name} must be a PPCAFit, by nt.ppca.fit, got {type(fit).__name__}{hint}")
+        hint = (
+            ": take its .fits[K], such as that of K = .selected."
+            if hasattr(fit, "fits")
+            else "."
+        )
+        raise TypeError(
+            f"{name} must be a PPCAFit, by nt.ppca.fit, got {type(fit).__name__}{hint}"
+        )
 
 
 def rows_of(fit: PPCAFit, x: ArrayLike) -> np.ndarray:
@@ -292,5 +365,7 @@ def rows_of(fit: PPCAFit, x: ArrayLike) -> np.ndarray:
     check_fit(fit)
     values, names = as_matrix(x, len(fit.origin)), names_of(x)
     if names and fit.column_names and names != fit.column_names:
-        raise ValueError(f"x has columns {list(names)}, the fit {list(fit.column_names)}, in this order.")
+        raise ValueError(
+            f"x has columns {list(names)}, the fit {list(fit.column_names)}, in this order."
+        )
     return values

@@ -10,7 +10,14 @@ from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.ppca.base import Posterior, Rows, Scores, as_rows
 from numpyro_tempered.ppca.bound import with_one
-from numpyro_tempered.ppca.model import Draws, PPCAFit, draw, exact_log_density, posterior_of, rows_of
+from numpyro_tempered.ppca.model import (
+    Draws,
+    PPCAFit,
+    draw,
+    exact_log_density,
+    posterior_of,
+    rows_of,
+)
 from numpyro_tempered.ppca.updates import update_scores
 
 _scores = jax.jit(jax.default_matmul_precision("highest")(update_scores))
@@ -181,7 +188,9 @@ def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
 
 
 @key_first
-def log_density(rng_key: Array, fit: PPCAFit, x: ArrayLike, num_samples: int = 1000) -> LogDensity:
+def log_density(
+    rng_key: Array, fit: PPCAFit, x: ArrayLike, num_samples: int = 1000
+) -> LogDensity:
     r"""Log predictive density of rows, :math:`\log E_q[p(x_i|W, m, \tau)]`, by Monte Carlo over q.
 
     For each draw of (W, m, τ) the z and the missing entries are integrated exactly. The density is that of the
@@ -211,7 +220,9 @@ def log_density(rng_key: Array, fit: PPCAFit, x: ArrayLike, num_samples: int = 1
     """
     check_count(num_samples, "num_samples", 2)
     _, rows = _prepare(fit, x)
-    return _average(draw(rng_key, posterior_of(fit), fit.noise_shape, num_samples), rows)
+    return _average(
+        draw(rng_key, posterior_of(fit), fit.noise_shape, num_samples), rows
+    )
 
 
 @jax.jit
@@ -221,7 +232,10 @@ def _average(draws: Draws, rows: Rows) -> LogDensity:
 
     def add(sums: tuple[Array, Array], one: Draws) -> tuple[tuple[Array, Array], None]:
         value = exact_log_density(one, rows)
-        return (jnp.logaddexp(sums[0], value), jnp.logaddexp(sums[1], 2.0 * value)), None
+        return (
+            jnp.logaddexp(sums[0], value),
+            jnp.logaddexp(sums[1], 2.0 * value),
+        ), None
 
     start = jnp.full(rows.x.shape[0], -jnp.inf, rows.x.dtype)
     (first, second), _ = jax.lax.scan(add, (start, start), draws)

@@ -45,13 +45,17 @@ class FactorSelection(NamedTuple):
     margin: float
     fits: dict[int, PPCAFit]
 
-    def as_run(self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
+    def as_run(
+        self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None
+    ) -> Run:
         """Draws of the selected fit, for :func:`to_inference_data`.
 
         Raises:
             ValueError: If x or the key are missing.
         """
-        return self.fits[self.selected].as_run(*data, num_samples=num_samples, rng_key=rng_key)
+        return self.fits[self.selected].as_run(
+            *data, num_samples=num_samples, rng_key=rng_key
+        )
 
 
 class Axes(NamedTuple):
@@ -70,7 +74,11 @@ class Axes(NamedTuple):
 
 @key_first
 def select_num_factors(
-    rng_key: Array, x: Any, num_factors: Sequence[int], log_prior: LogPrior = None, **options: Any
+    rng_key: Array,
+    x: Any,
+    num_factors: Sequence[int],
+    log_prior: LogPrior = None,
+    **options: Any,
 ) -> FactorSelection:
     r"""The number of factors with the largest :math:`\mathrm{ELBO}_\alpha(K) - \log(1/b_K)`.
 
@@ -101,13 +109,21 @@ def select_num_factors(
     """
     check_options(options, Options._fields, "select_num_factors")
     if not isinstance(num_factors, Iterable) or isinstance(num_factors, str):
-        raise TypeError(f"num_factors must be several numbers, such as range(5), got {describe(num_factors)}.")
+        raise TypeError(
+            f"num_factors must be several numbers, such as range(5), got {describe(num_factors)}."
+        )
     orders = list(num_factors)
     if not orders or len(set(orders)) != len(orders):
-        raise ValueError(f"num_factors must be different numbers, at least one, got {orders}.")
+        raise ValueError(
+            f"num_factors must be different numbers, at least one, got {orders}."
+        )
     log_weights = check_log_prior(orders, log_prior)
     keys = jax.random.split(rng_key, len(orders))
-    fits = dict(zip(map(int, orders), fit_each(keys, x, orders, Options(**options)), strict=True))
+    fits = dict(
+        zip(
+            map(int, orders), fit_each(keys, x, orders, Options(**options)), strict=True
+        )
+    )
     elbos = np.array([each.elbo for each in fits.values()])
     ranking = rank_models(elbos, log_weights)
     return FactorSelection(
@@ -145,7 +161,9 @@ def num_occupied(fit: PPCAFit) -> int:
     """
     check_fit(fit)
     q = in_double(fit.posterior)
-    return int(np.sum(np.sum(q.loc[:, :-1] ** 2, axis=0) > 0.5 * squared_loadings(q, np)))
+    return int(
+        np.sum(np.sum(q.loc[:, :-1] ** 2, axis=0) > 0.5 * squared_loadings(q, np))
+    )
 
 
 def principal_axes(fit: PPCAFit) -> Axes:
@@ -166,8 +184,12 @@ def principal_axes(fit: PPCAFit) -> Axes:
         [0.6 0.6 0.6]
     """
     check_fit(fit)
-    directions, sizes, _ = np.linalg.svd(np.asarray(fit.loadings, np.float64), full_matrices=False)
+    directions, sizes, _ = np.linalg.svd(
+        np.asarray(fit.loadings, np.float64), full_matrices=False
+    )
     if fit.num_factors:
-        largest = np.take_along_axis(directions, np.argmax(np.abs(directions), axis=0)[None, :], axis=0)
+        largest = np.take_along_axis(
+            directions, np.argmax(np.abs(directions), axis=0)[None, :], axis=0
+        )
         directions = directions * np.where(largest < 0.0, -1.0, 1.0)
     return Axes(directions, sizes**2 + fit.noise_variance, fit.noise_variance)

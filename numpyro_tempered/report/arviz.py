@@ -29,8 +29,15 @@ _SAMPLE_GROUPS = ("posterior", "log_likelihood", "posterior_predictive", "sample
 def versions() -> dict[str, str]:
     """Versions of this library and of what it ran on, as attributes."""
     name = "numpyro_tempered"
-    others = {f"{library}_version": version(library) for library in ("numpyro", "jax", "arviz")}
-    return {"inference_library": name, "inference_library_version": version(name), **others}
+    others = {
+        f"{library}_version": version(library)
+        for library in ("numpyro", "jax", "arviz")
+    }
+    return {
+        "inference_library": name,
+        "inference_library_version": version(name),
+        **others,
+    }
 
 
 def variable_name(name: str) -> str:
@@ -70,7 +77,11 @@ def dataset(
         all_dims = [*sample_dims, *named]
         variables[name] = (all_dims, array)
         sizes.update(zip(all_dims, array.shape, strict=True))
-    fitting = {dim: values for dim, values in (labels or {}).items() if len(values) == sizes.get(dim)}
+    fitting = {
+        dim: values
+        for dim, values in (labels or {}).items()
+        if len(values) == sizes.get(dim)
+    }
     indexes: dict[str, object] = {dim: np.arange(size) for dim, size in sizes.items()}
     indexes |= fitting
     indexes |= {dim: values for dim, values in coords.items() if dim in sizes}
@@ -95,32 +106,51 @@ def to_arviz(
             raise ValueError(
                 f"two of the sites {sorted(values)} share a name once slashes become dots: rename one."
             )
-    groups = {name: {variable_name(k): v for k, v in values.items()} for name, values in groups.items()}
+    groups = {
+        name: {variable_name(k): v for k, v in values.items()}
+        for name, values in groups.items()
+    }
     dims = {variable_name(k): v for k, v in dims.items()}
     variables = {name for values in groups.values() for name in values}
     if unknown := sorted(set(dims) - variables):
-        raise ValueError(f"dims names {unknown}, which are not among the variables {sorted(variables)}.")
+        raise ValueError(
+            f"dims names {unknown}, which are not among the variables {sorted(variables)}."
+        )
     attrs = {key: as_attr(value) for key, value in {**attrs, **versions()}.items()}
     datasets = {}
     for name, values in groups.items():
         named = dims
         if name == "log_likelihood":
             # A log-probability has no event dimensions.
-            named = {k: dims[k][: np.ndim(v) - 2] for k, v in values.items() if k in dims}
+            named = {
+                k: dims[k][: np.ndim(v) - 2] for k, v in values.items() if k in dims
+            }
         elif name == "variational":
-            rounds = {k: ["round"] for k, v in values.items() if k.startswith("loss_") and np.ndim(v) == 1}
+            rounds = {
+                k: ["round"]
+                for k, v in values.items()
+                if k.startswith("loss_") and np.ndim(v) == 1
+            }
             named = {"loss": ["step"], **dims, **rounds}
         sample_dims = ("chain", "draw") if name in _SAMPLE_GROUPS else ()
-        datasets[name] = dataset(values, sample_dims, coords, named, attrs, labels=labels)
+        datasets[name] = dataset(
+            values, sample_dims, coords, named, attrs, labels=labels
+        )
     return assemble(datasets, attrs)
 
 
 def as_attr(value: object) -> object:
     """An attribute as netCDF takes it: values by site in JSON."""
-    return json.dumps({variable_name(k): v for k, v in value.items()}) if isinstance(value, Mapping) else value
+    return (
+        json.dumps({variable_name(k): v for k, v in value.items()})
+        if isinstance(value, Mapping)
+        else value
+    )
 
 
-def assemble(groups: Mapping[str, "xr.Dataset"], attrs: Mapping[Key, object]) -> ArviZData:
+def assemble(
+    groups: Mapping[str, "xr.Dataset"], attrs: Mapping[Key, object]
+) -> ArviZData:
     """The groups as ArviZ data of the installed generation.
 
     Empty groups are left out.
@@ -128,7 +158,10 @@ def assemble(groups: Mapping[str, "xr.Dataset"], attrs: Mapping[Key, object]) ->
     import xarray as xr
 
     tree = xr.DataTree.from_dict(
-        {"/": xr.Dataset(attrs=dict(attrs)), **{k: v for k, v in groups.items() if v.data_vars}}
+        {
+            "/": xr.Dataset(attrs=dict(attrs)),
+            **{k: v for k, v in groups.items() if v.data_vars},
+        }
     )
     # ArviZ 1.x has no type of its own, and takes seconds to import.
     if int(version("arviz").split(".")[0]) >= 1:
@@ -183,7 +216,9 @@ def ecdf_band(size: int, prob: float) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return points, *ecdf_confidence_band(size, points, points, prob=prob)
 
 
-def with_group(data: ArviZData, name: str, values: "xr.Dataset", attrs: Mapping[Key, object]) -> ArviZData:
+def with_group(
+    data: ArviZData, name: str, values: "xr.Dataset", attrs: Mapping[Key, object]
+) -> ArviZData:
     """ArviZ data with another group in front and further attributes."""
     groups = {key: group(data, key) for key in group_names(data)}
     return assemble({name: values, **groups}, {**data.attrs, **attrs})

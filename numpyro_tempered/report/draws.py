@@ -18,7 +18,13 @@ from numpyro_tempered.core.processes import automatic_mesh
 from numpyro_tempered.core.result import Run, refuse_data
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.arguments import model_arguments
-from numpyro_tempered.handlers.likelihood import Site, Trace, get_trace, observed_sites, untempered_log_prob
+from numpyro_tempered.handlers.likelihood import (
+    Site,
+    Trace,
+    get_trace,
+    observed_sites,
+    untempered_log_prob,
+)
 from numpyro_tempered.handlers.numpyro_private import arguments
 from numpyro_tempered.handlers.robust import as_densities
 from numpyro_tempered.report.arviz import Dims, variable_name
@@ -44,7 +50,9 @@ def as_run(
         return from_mcmc(result, rng_key)
     if isinstance(result, Mapping):
         if not data or not callable(data[0]):
-            raise TypeError("draws are to_inference_data(samples, model, *args): the tempered model is missing.")
+            raise TypeError(
+                "draws are to_inference_data(samples, model, *args): the tempered model is missing."
+            )
         return from_draws(result, data[0], data[1:], kwargs, by_chain, rng_key)
     if not hasattr(result, "as_run"):
         raise TypeError(
@@ -85,20 +93,37 @@ def from_mcmc(mcmc: MCMC, rng_key: Array | None) -> Run:
 
 
 def from_draws(
-    draws: Mapping[str, ArrayLike], model: Model, args: tuple, kwargs: dict, by_chain: bool, rng_key: Array | None
+    draws: Mapping[str, ArrayLike],
+    model: Model,
+    args: tuple,
+    kwargs: dict,
+    by_chain: bool,
+    rng_key: Array | None,
 ) -> Run:
     """The run of plain draws, with their model and data.
 
     Raises:
         ValueError: If their numbers differ, the model lacks one of their sites, or they lack a site of the model.
     """
-    samples = {name: jnp.asarray(value) for name, value in draws.items()} if by_chain else one_chain(draws)
+    samples = (
+        {name: jnp.asarray(value) for name, value in draws.items()}
+        if by_chain
+        else one_chain(draws)
+    )
     leading = {name: value.shape[:2] for name, value in samples.items()}
-    if not samples or len(set(leading.values())) > 1 or any(len(v) < 2 for v in leading.values()):
+    if (
+        not samples
+        or len(set(leading.values())) > 1
+        or any(len(v) < 2 for v in leading.values())
+    ):
         shapes = {name: np.shape(value) for name, value in draws.items()}
         expected = "(chains, draws, ...)" if by_chain else "(draws, ...)"
-        raise ValueError(f"the draws must be arrays {expected} with one number of draws, got shapes {shapes}.")
-    args, kwargs = jax.tree.map(automatic_mesh, model_arguments(as_run, model, args, kwargs, finite=False))
+        raise ValueError(
+            f"the draws must be arrays {expected} with one number of draws, got shapes {shapes}."
+        )
+    args, kwargs = jax.tree.map(
+        automatic_mesh, model_arguments(as_run, model, args, kwargs, finite=False)
+    )
     run = Run(model, samples, args, kwargs, rng_key, attrs={"algorithm": "draws"})
     with _refuse_free_sites():
         trace = trace_at_first_draw(run)
@@ -122,13 +147,17 @@ class _refuse_free_sites(Messenger):
                 "numpyro.handlers.substitute(model, data=params)."
             )
         if msg["type"] == "sample":
-            raise ValueError(f"the draws hold no values of the latent site {msg['name']!r} of the model.")
+            raise ValueError(
+                f"the draws hold no values of the latent site {msg['name']!r} of the model."
+            )
 
 
 def trace_at_first_draw(run: Run) -> Trace:
     """The trace of the model at the first draw."""
     first = {name: value[0, 0] for name, value in run.samples.items()}
-    return get_trace(handlers.substitute(seeded_model(run), data=first), run.args, dict(run.kwargs))
+    return get_trace(
+        handlers.substitute(seeded_model(run), data=first), run.args, dict(run.kwargs)
+    )
 
 
 def seeded_model(run: Run) -> Model:
@@ -158,7 +187,9 @@ def evaluate_draws(
 
     def one(values: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         with as_densities():
-            trace = get_trace(handlers.substitute(model, data=values), run.args, dict(run.kwargs))
+            trace = get_trace(
+                handlers.substitute(model, data=values), run.args, dict(run.kwargs)
+            )
         sites = observed_sites(trace) if log_lik else {}
         log_probs = {name: untempered_log_prob(site) for name, site in sites.items()}
         return log_probs, {name: jnp.asarray(trace[name]["value"]) for name in derived}
@@ -166,7 +197,9 @@ def evaluate_draws(
     return compiled_map(one, dict(latents), 64)
 
 
-def plate_dims(trace: Trace, shapes: Mapping[str, tuple[int, ...]], dims: Dims) -> dict[str, list[str]]:
+def plate_dims(
+    trace: Trace, shapes: Mapping[str, tuple[int, ...]], dims: Dims
+) -> dict[str, list[str]]:
     """Names of the dimensions of sites: those of their plates, and those in ``infer={"event_dims": ...}``.
 
     A plate names a dimension of its size alone: a site may be broadcast along it, and ``dims``, which others have
@@ -181,17 +214,30 @@ def plate_dims(trace: Trace, shapes: Mapping[str, tuple[int, ...]], dims: Dims) 
         site, labels = trace[name], {}
         plates = _plates_in(site, len(shape))
         # What belongs to the event of a deterministic site is not said: the plates come first, as in ArviZ.
-        depth = max((-plate.dim for plate in site.get("cond_indep_stack", ())), default=0)
+        depth = max(
+            (-plate.dim for plate in site.get("cond_indep_stack", ())), default=0
+        )
         batch = len(shape) - site["fn"].event_dim if site["type"] == "sample" else depth
         places = [(plate.name, plate.size, batch + plate.dim) for plate in plates]
         events = (site.get("infer") or {}).get("event_dims", ())
         starts = range(len(shape) - len(events), len(shape))
-        places += [(dim, shape[axis], axis) for dim, axis in zip(events, starts, strict=True) if axis >= 0]
+        places += [
+            (dim, shape[axis], axis)
+            for dim, axis in zip(events, starts, strict=True)
+            if axis >= 0
+        ]
         for dim, size, axis in places:
-            if 0 <= axis < len(shape) and shape[axis] == size and sizes.setdefault(dim, size) == size:
+            if (
+                0 <= axis < len(shape)
+                and shape[axis] == size
+                and sizes.setdefault(dim, size) == size
+            ):
                 labels[axis] = variable_name(dim)
         if labels:
-            named[name] = [labels.get(i, f"{variable_name(name)}_dim_{i}") for i in range(len(shape))]
+            named[name] = [
+                labels.get(i, f"{variable_name(name)}_dim_{i}")
+                for i in range(len(shape))
+            ]
     return named
 
 
@@ -215,12 +261,18 @@ def _plates_in(site: Site, num_dims: int) -> list[CondIndepStackFrame]:
 def variables_of(run: Run) -> set[str]:
     """Names of the variables of a run, whose dimensions may be named."""
     sites = () if run.model is None else trace_at_first_draw(run)
-    return {*run.samples, *sites, *(name for values in run.groups.values() for name in values)}
+    return {
+        *run.samples,
+        *sites,
+        *(name for values in run.groups.values() for name in values),
+    }
 
 
 def is_shown(site: Site) -> bool:
     """Whether a site belongs to the posterior group."""
-    return site["type"] == "deterministic" or (site["type"] == "sample" and not site["is_observed"])
+    return site["type"] == "deterministic" or (
+        site["type"] == "sample" and not site["is_observed"]
+    )
 
 
 def _first_key(state: object) -> Array | None:

@@ -122,25 +122,43 @@ def to_inference_data(
     """
     if losses is not None:
         kwargs["losses"] = losses
-    run = as_run(result, data, kwargs, num_samples=num_samples, rng_key=rng_key, by_chain=group_by_chain)
-    complete = _evaluate(run._replace(dims={**run.dims, **(dims or {})}), log_lik, posterior_predictive)
+    run = as_run(
+        result,
+        data,
+        kwargs,
+        num_samples=num_samples,
+        rng_key=rng_key,
+        by_chain=group_by_chain,
+    )
+    complete = _evaluate(
+        run._replace(dims={**run.dims, **(dims or {})}), log_lik, posterior_predictive
+    )
     labels = {**axis_labels((data, kwargs)), **run.coords}
     if (columns := column_labels(data)) is not None:
         # The columns of x, by the names that results of this package have for them.
-        features = {name for names in run.dims.values() for name in names} & {"feature", "other_feature"}
+        features = {name for names in run.dims.values() for name in names} & {
+            "feature",
+            "other_feature",
+        }
         labels |= dict.fromkeys(features, columns)
-    return to_arviz(complete.groups, complete.attrs, coords, complete.dims, labels=labels)
+    return to_arviz(
+        complete.groups, complete.attrs, coords, complete.dims, labels=labels
+    )
 
 
 def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
     """A run with all groups and attributes."""
     if run.model is None:
         if predictive:
-            raise ValueError("this result has no model of data: there can be no posterior_predictive group.")
+            raise ValueError(
+                "this result has no model of data: there can be no posterior_predictive group."
+            )
         return run._replace(groups={"posterior": run.samples, **run.groups})
     trace, model = trace_at_first_draw(run), seeded_model(run)
     posterior: dict[str, ArrayLike] = {
-        name: value for name, value in run.samples.items() if name in trace and is_shown(trace[name])
+        name: value
+        for name, value in run.samples.items()
+        if name in trace and is_shown(trace[name])
     }
     # The draws of deterministic sites follow from those of the latents.
     names = likelihood.latent_sites(trace)
@@ -158,19 +176,28 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
             reason, why = "a plate of the model subsamples", "which needs all data"
         else:
             reason = (
-                f"the draws hold no values of the latent sites {missing}, as of a sampler that enumerates them"
+                f"the draws hold no values of the latent sites {missing}, "
+                "as of a sampler that enumerates them"
             )
             why = "which depends on them"
         if predictive:
-            raise ValueError(f"{reason}: there can be no posterior_predictive group, {why}.")
+            raise ValueError(
+                f"{reason}: there can be no posterior_predictive group, {why}."
+            )
         if log_lik:
             warn_caller(f"{reason}: the log_likelihood group, {why}, is left out.")
         log_lik = False
 
-    chains_draws, data = next(iter(run.samples.values())).shape[:2], (run.args, dict(run.kwargs))
+    chains_draws, data = (
+        next(iter(run.samples.values())).shape[:2],
+        (run.args, dict(run.kwargs)),
+    )
 
     def by_chain(values: dict[str, Array]) -> dict[str, np.ndarray]:
-        return {k: np.reshape(to_host(v), (*chains_draws, *v.shape[1:])) for k, v in values.items()}
+        return {
+            k: np.reshape(to_host(v), (*chains_draws, *v.shape[1:]))
+            for k, v in values.items()
+        }
 
     # Samplers keep deterministic sites, guides do not. In a plate of a part of the data they are of that part.
     derived = [
@@ -191,12 +218,25 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
             raise ValueError("posterior_predictive draws data: pass an rng_key.")
         # No split of this key that made the posterior draws reaches as far.
         key = jax.random.fold_in(run.rng_key, 2**31 - 1)
-        groups["posterior_predictive"] = by_chain(likelihood.replicate(key, model, latents, *data))
-    of_latents = plate_dims(trace, {k: np.shape(v)[2:] for k, v in posterior.items()}, run.dims)
-    of_data = plate_dims(trace, {k: np.shape(v) for k, v in others["observed_data"].items()}, run.dims)
-    return run._replace(groups={**groups, **others}, attrs=attrs, dims={**of_latents, **of_data, **run.dims})
+        groups["posterior_predictive"] = by_chain(
+            likelihood.replicate(key, model, latents, *data)
+        )
+    of_latents = plate_dims(
+        trace, {k: np.shape(v)[2:] for k, v in posterior.items()}, run.dims
+    )
+    of_data = plate_dims(
+        trace, {k: np.shape(v) for k, v in others["observed_data"].items()}, run.dims
+    )
+    return run._replace(
+        groups={**groups, **others},
+        attrs=attrs,
+        dims={**of_latents, **of_data, **run.dims},
+    )
 
 
 def _has_entries(value: object) -> bool:
     """Whether a deterministic value is numbers: ArviZ has no place for tuples, or arrays without entries."""
-    return isinstance(value, jax.Array | np.ndarray | np.generic | float | int) and np.size(value) > 0
+    return (
+        isinstance(value, jax.Array | np.ndarray | np.generic | float | int)
+        and np.size(value) > 0
+    )

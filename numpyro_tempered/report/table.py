@@ -80,7 +80,11 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     # A group of ArviZ data may be called data.
     groups: Any = data
     if not isinstance(data, Mapping):
-        groups = data.comparison if hasattr(data, "comparison") else getattr(data, "data", data)
+        groups = (
+            data.comparison
+            if hasattr(data, "comparison")
+            else getattr(data, "data", data)
+        )
     present = group_names(groups)
     names = [key for key in GROUPS if name in (None, key) and key in present]
     if not names:
@@ -99,5 +103,9 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     # Numbers of components stay in their order; not of every family there are all.
     if order is None or ("num_components" in rows.dims and "family" not in rows.dims):
         return frame
-    kinds = {key: values.attrs["kind"] for key, values in rows.data_vars.items() if "kind" in values.attrs}
+    kinds = {
+        key: values.attrs["kind"]
+        for key, values in rows.data_vars.items()
+        if "kind" in values.attrs
+    }
     return frame.dropna(subset=[order]).astype(kinds).sort_values(order, kind="stable")

@@ -12,7 +12,15 @@ from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.robust import divergences
-from numpyro_tempered.report.arviz import ArviZData, Dims, as_attr, assemble, dataset, versions, with_group
+from numpyro_tempered.report.arviz import (
+    ArviZData,
+    Dims,
+    as_attr,
+    assemble,
+    dataset,
+    versions,
+    with_group,
+)
 from numpyro_tempered.report.draws import trace_at_first_draw, variables_of
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, rank_models
@@ -107,15 +115,22 @@ def compare(
         'narrow'
     """
     if not isinstance(fits, Mapping):
-        raise TypeError(f"compare takes a mapping of names to fits, got {type(fits).__name__}.")
+        raise TypeError(
+            f"compare takes a mapping of names to fits, got {type(fits).__name__}."
+        )
     if not fits:
         raise ValueError("compare needs at least one fit.")
     names = list(fits)
-    value, se, expected_log_lik, kl = np.array([_elbo(fits, name, unconverged) for name in names]).T
+    value, se, expected_log_lik, kl = np.array(
+        [_elbo(fits, name, unconverged) for name in names]
+    ).T
     summaries = {name: fit.summarise_data() for name, fit in fits.items()}
     alpha = _check_same_data(fits, summaries)
     # The data that each fit needs for its draws.
-    data_of = {name: data if summary.observed is None else () for name, summary in summaries.items()}
+    data_of = {
+        name: data if summary.observed is None else ()
+        for name, summary in summaries.items()
+    }
     log_weights = check_log_prior(names, log_prior)
     ranking = rank_models(value, log_weights)
     columns: dict[str, ArrayLike] = {
@@ -139,9 +154,13 @@ def compare(
         counts: set[int | None] = set()
         shapes: dict[str, tuple[int, ...]] = {}
         for name, fit in fits.items():
-            trace = trace_at_first_draw(fit.as_run(*data_of[name], num_samples=1, rng_key=rng_key))
+            trace = trace_at_first_draw(
+                fit.as_run(*data_of[name], num_samples=1, rng_key=rng_key)
+            )
             observed = summaries[name].observed
-            observed = likelihood.observed_values(trace) if observed is None else observed
+            observed = (
+                likelihood.observed_values(trace) if observed is None else observed
+            )
             counts.add(_check_certifiable(name, trace, observed))
             shapes |= {site: np.shape(value) for site, value in observed.items()}
         if num_data is None:
@@ -152,7 +171,13 @@ def compare(
                     "masks, missing values, event dimensions or in a scan: pass num_data."
                 )
         certificates = tempered_certificate(
-            value, log_p0, num_data, alpha=alpha, delta=delta, elbo_se=se, log_prior=log_weights
+            value,
+            log_p0,
+            num_data,
+            alpha=alpha,
+            delta=delta,
+            elbo_se=se,
+            log_prior=log_weights,
         )
         columns["certificate"] = certificates.value
         attrs |= {
@@ -163,15 +188,23 @@ def compare(
         }
     comparison = dataset(
         columns,
-        coords={"model": [str(name) if isinstance(name, tuple) else name for name in names]},
+        coords={
+            "model": [str(name) if isinstance(name, tuple) else name for name in names]
+        },
         dims={column: ["model"] for column in columns},
         attrs=attrs,
     )
     attrs["prior_weights"], best = np.exp(log_weights).tolist(), fits[winner]
     if summaries[winner].observed is None and not data:
-        return assemble({"model_comparison": comparison}, {**fit_attrs(best), **versions(), **attrs})
-    options["dims"] = _dims_of_selected(fits, winner, data_of, options.get("dims"), rng_key)
-    draws = to_inference_data(best, *data_of[winner], num_samples=num_samples, rng_key=rng_key, **options)
+        return assemble(
+            {"model_comparison": comparison}, {**fit_attrs(best), **versions(), **attrs}
+        )
+    options["dims"] = _dims_of_selected(
+        fits, winner, data_of, options.get("dims"), rng_key
+    )
+    draws = to_inference_data(
+        best, *data_of[winner], num_samples=num_samples, rng_key=rng_key, **options
+    )
     return with_group(draws, "model_comparison", comparison, attrs)
 
 
@@ -189,18 +222,24 @@ def _dims_of_selected(
     """
 
     def variables(name: Name) -> set[str]:
-        return variables_of(fits[name].as_run(*data_of[name], num_samples=1, rng_key=rng_key))
+        return variables_of(
+            fits[name].as_run(*data_of[name], num_samples=1, rng_key=rng_key)
+        )
 
     selected = variables(winner) if dims else set()
     absent = set(dims or {}) - selected
     for name in fits if absent else ():
         absent -= variables(name)
     if absent:
-        raise ValueError(f"dims names {sorted(absent)}, which are not among the variables of any fit.")
+        raise ValueError(
+            f"dims names {sorted(absent)}, which are not among the variables of any fit."
+        )
     return {name: labels for name, labels in (dims or {}).items() if name in selected}
 
 
-def _elbo(fits: Mapping[Name, Fit], name: Name, unconverged: Collection[Name]) -> tuple[float, ...]:
+def _elbo(
+    fits: Mapping[Name, Fit], name: Name, unconverged: Collection[Name]
+) -> tuple[float, ...]:
     """The ELBO of a fit with its standard error and its two parts.
 
     Raises:
@@ -215,7 +254,9 @@ def _elbo(fits: Mapping[Name, Fit], name: Name, unconverged: Collection[Name]) -
         )
     elbo = fit.as_elbo()
     if not math.isfinite(elbo.value):
-        raise ValueError(f"fits[{name!r}] has an ELBO of {elbo.value}, as of AutoDelta: take AutoNormal, say.")
+        raise ValueError(
+            f"fits[{name!r}] has an ELBO of {elbo.value}, as of AutoDelta: take AutoNormal, say."
+        )
     if elbo.improper:
         raise ValueError(
             f"fits[{name!r}] has improper priors, of {list(elbo.improper)}: its ELBO has an arbitrary constant, "
@@ -230,7 +271,9 @@ def _elbo(fits: Mapping[Name, Fit], name: Name, unconverged: Collection[Name]) -
     return elbo[:4]
 
 
-def _check_same_data(fits: Mapping[Name, Fit], summaries: Mapping[Name, DataSummary]) -> float | dict[str, float]:
+def _check_same_data(
+    fits: Mapping[Name, Fit], summaries: Mapping[Name, DataSummary]
+) -> float | dict[str, float]:
     """The alpha of all fits, where it is one and their data are the same.
 
     Raises:
@@ -246,14 +289,18 @@ def _check_same_data(fits: Mapping[Name, Fit], summaries: Mapping[Name, DataSumm
         if isinstance(alpha, float) and isinstance(other, float):
             same = math.isclose(alpha, other, rel_tol=1e-6)
         if not same:
-            raise ValueError(f"fits[{first!r}] has alpha {alpha} and fits[{name!r}] {other}: fit at one alpha.")
+            raise ValueError(
+                f"fits[{first!r}] has alpha {alpha} and fits[{name!r}] {other}: fit at one alpha."
+            )
         losses = [dict(summaries[key].divergences) for key in (first, name)]
         if losses[0] != losses[1]:
             raise ValueError(
                 f"fits[{first!r}] has divergences {losses[0]} and fits[{name!r}] {losses[1]}: ELBOs "
                 "compare for one loss. Fit with the same robust(beta, unit), or compare predictions."
             )
-        if name != first and not _agree((first, name), summaries[first], summaries[name]):
+        if name != first and not _agree(
+            (first, name), summaries[first], summaries[name]
+        ):
             unchecked.append(name)
     if unchecked:
         warn_caller(
@@ -264,10 +311,16 @@ def _check_same_data(fits: Mapping[Name, Fit], summaries: Mapping[Name, DataSumm
 
 
 def _alpha(fit: Fit) -> float | dict[str, float]:
-    return dict(fit.alpha) if isinstance(fit.alpha, Mapping) else float(np.asarray(fit.alpha))
+    return (
+        dict(fit.alpha)
+        if isinstance(fit.alpha, Mapping)
+        else float(np.asarray(fit.alpha))
+    )
 
 
-def _agree(names: tuple[Hashable, Hashable], one: DataSummary, two: DataSummary) -> bool:
+def _agree(
+    names: tuple[Hashable, Hashable], one: DataSummary, two: DataSummary
+) -> bool:
     """Whether two fits know anything of their data in common.
 
     Raises:
@@ -277,22 +330,35 @@ def _agree(names: tuple[Hashable, Hashable], one: DataSummary, two: DataSummary)
     if one.observed is None or two.observed is None:
         common = sorted(set(one.numbers) & set(two.numbers))
         for key in common:
-            left, right = np.asarray(one.numbers[key], np.float64), np.asarray(two.numbers[key], np.float64)
+            left, right = (
+                np.asarray(one.numbers[key], np.float64),
+                np.asarray(two.numbers[key], np.float64),
+            )
             # In the precision of either, and whatever the order of its sums.
             scale = 1e-4 * np.max(np.abs(left), initial=1e-30)
-            if left.shape != right.shape or not np.allclose(left, right, rtol=1e-4, atol=scale):
-                raise ValueError(f"the {key} differ between {first} ({left}) and {second} ({right}): {ADVICE}")
+            if left.shape != right.shape or not np.allclose(
+                left, right, rtol=1e-4, atol=scale
+            ):
+                raise ValueError(
+                    f"the {key} differ between {first} ({left}) and {second} ({right}): {ADVICE}"
+                )
         return bool(common)
     if set(one.observed) != set(two.observed):
-        raise ValueError(f"{first} observes {sorted(one.observed)} and {second} {sorted(two.observed)}: {ADVICE}")
+        raise ValueError(
+            f"{first} observes {sorted(one.observed)} and {second} {sorted(two.observed)}: {ADVICE}"
+        )
     for site, value in one.observed.items():
         left, right = to_host(value), to_host(two.observed[site])
         if left.shape != right.shape or not np.array_equal(left, right, equal_nan=True):
-            raise ValueError(f"the values of site {site!r} differ between {first} and {second}: {ADVICE}")
+            raise ValueError(
+                f"the values of site {site!r} differ between {first} and {second}: {ADVICE}"
+            )
     return bool(one.observed)
 
 
-def _check_certifiable(name: Hashable, trace: likelihood.Trace, observed: Mapping[str, Array]) -> int | None:
+def _check_certifiable(
+    name: Hashable, trace: likelihood.Trace, observed: Mapping[str, Array]
+) -> int | None:
     """The number of data of a fit, None where it is not clear.
 
     Raises:
@@ -311,14 +377,24 @@ def _check_certifiable(name: Hashable, trace: likelihood.Trace, observed: Mappin
         )
     sites = likelihood.likelihood_sites(trace)
     for site, message in sites.items():
-        if likelihood.is_factor(message) or not np.all(to_host(likelihood.other_scale(message)) == 1.0):
+        if likelihood.is_factor(message) or not np.all(
+            to_host(likelihood.other_scale(message)) == 1.0
+        ):
             raise ValueError(
                 f"site {site!r} of fits[{name!r}] is a factor or has a scale beside alpha, and certificates are "
                 "for densities of the data to the power alpha: leave out log_p0."
             )
     site, message = next(iter(sites.items()))
     value, fn = to_host(observed.get(site)), message["fn"]
-    clear = len(observed) == value.ndim == 1 and fn.event_dim == 0 and np.all(value == value)
+    clear = (
+        len(observed) == value.ndim == 1
+        and fn.event_dim == 0
+        and np.all(value == value)
+    )
     return (
-        value.size if clear and not likelihood.is_masked(fn) and not message.get("_control_flow_done") else None
+        value.size
+        if clear
+        and not likelihood.is_masked(fn)
+        and not message.get("_control_flow_done")
+        else None
     )

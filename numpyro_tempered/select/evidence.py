@@ -67,7 +67,10 @@ def check_finite(grid: np.ndarray, log_lik: np.ndarray, at_zero: bool) -> None:
 
 
 def integrate(
-    grid: np.ndarray, log_lik: np.ndarray, corrected: bool, se: Callable[[np.ndarray, int], float]
+    grid: np.ndarray,
+    log_lik: np.ndarray,
+    corrected: bool,
+    se: Callable[[np.ndarray, int], float],
 ) -> Integral:
     """The integral of E[log L] over alpha by the trapezoidal rule, and its Riemann sums.
 
@@ -96,7 +99,9 @@ def integrate(
     end = 0.5 * before * deviation - before**2 * second
     # Of the alphas below, and of the last one itself.
     inner_var = np.array([se(inner[..., k], k) ** 2 for k in range(len(grid))])
-    end_var = np.array([se(end[..., k], k) ** 2 if k else 0.0 for k in range(len(grid))])
+    end_var = np.array(
+        [se(end[..., k], k) ** 2 if k else 0.0 for k in range(len(grid))]
+    )
     return Integral(
         value=cumulative(increments),
         se=np.sqrt(cumulative(inner_var[:-1]) + end_var),
@@ -118,7 +123,9 @@ def stepping_stones(
     return top + np.log(average), np.asarray(variance)
 
 
-def log_evidence(grid: np.ndarray, log_lik: np.ndarray, exact_prior: bool) -> dict[str, np.ndarray]:
+def log_evidence(
+    grid: np.ndarray, log_lik: np.ndarray, exact_prior: bool
+) -> dict[str, np.ndarray]:
     """The columns of log Z: by integration, its bracket, and by stepping stones.
 
     The integral takes its first interval, from 0, by a stepping stone: E_0[log L] can be minus infinity where
@@ -168,7 +175,9 @@ def largest_r_hat(arrays: list[np.ndarray]) -> np.ndarray:
     return np.max(np.concatenate(largest, axis=1), axis=1)
 
 
-def svi_columns(grid: np.ndarray, log_lik: np.ndarray, log_ratio: np.ndarray) -> dict[str, np.ndarray]:
+def svi_columns(
+    grid: np.ndarray, log_lik: np.ndarray, log_ratio: np.ndarray
+) -> dict[str, np.ndarray]:
     """The table of a path from independent draws of log L and of log prior - log q, ``(1, draw, alpha)``."""
 
     def se(draws: np.ndarray, k: int) -> float:
@@ -186,7 +195,9 @@ def svi_columns(grid: np.ndarray, log_lik: np.ndarray, log_ratio: np.ndarray) ->
         "elbo": np.mean(elbos, axis=(0, 1)),
         "elbo_se": standard_error(elbos),
         "elbo_integral": start + integral.value,
-        "elbo_integral_se": np.append(standard_error(log_ratio[..., 0]), integral.se[1:]),
+        "elbo_integral_se": np.append(
+            standard_error(log_ratio[..., 0]), integral.se[1:]
+        ),
         "elbo_left": start + integral.left,
         "elbo_right": start + integral.right,
         "expected_log_lik": np.mean(log_lik, axis=(0, 1)),
@@ -197,11 +208,16 @@ def svi_columns(grid: np.ndarray, log_lik: np.ndarray, log_ratio: np.ndarray) ->
 
 
 def mcmc_columns(
-    grid: np.ndarray, values: dict[str, np.ndarray], stats: dict[str, np.ndarray], exact_prior: bool
+    grid: np.ndarray,
+    values: dict[str, np.ndarray],
+    stats: dict[str, np.ndarray],
+    exact_prior: bool,
 ) -> dict[str, np.ndarray]:
     """The table of a path from draws by MCMC, axes ``(chain, draw, alpha, ...)``."""
     log_lik = stats["log_lik"]
-    ess, se = np.transpose([mean_se(log_lik[..., k], exact_prior and k == 0) for k in range(len(grid))])
+    ess, se = np.transpose(
+        [mean_se(log_lik[..., k], exact_prior and k == 0) for k in range(len(grid))]
+    )
     mean, var = moments(log_lik)
     log_z = log_evidence(grid, log_lik, exact_prior)
     return {
@@ -212,5 +228,9 @@ def mcmc_columns(
         "kl": np.append(0.0, grid[1:] * mean[1:] - log_z["log_z"][1:]),
         "ess": ess,
         "r_hat": largest_r_hat([log_lik, *values.values()]),
-        **({"divergences": np.sum(stats["diverging"], axis=(0, 1))} if "diverging" in stats else {}),
+        **(
+            {"divergences": np.sum(stats["diverging"], axis=(0, 1))}
+            if "diverging" in stats
+            else {}
+        ),
     }

@@ -39,7 +39,11 @@ class FittedRows(NamedTuple):
 
 
 def read_rows(
-    fit: TemperedFit, target: Target, plate: str | None, groups: ArrayLike | None, block: Block
+    fit: TemperedFit,
+    target: Target,
+    plate: str | None,
+    groups: ArrayLike | None,
+    block: Block,
 ) -> FittedRows:
     """The rows of a fit, with their dependence.
 
@@ -47,7 +51,9 @@ def read_rows(
         ValueError: If it has none whose scores could be summed.
     """
     trace = target.trace
-    if params := [name for name, site in trace.items() if site["type"] in ("param", "mutable")]:
+    if params := [
+        name for name, site in trace.items() if site["type"] in ("param", "mutable")
+    ]:
         raise ValueError(
             f"the model has params {params}, which are estimated too, and have no posterior: give them priors."
         )
@@ -63,23 +69,35 @@ def read_rows(
             "the sandwich is that of one power for all rows, and the fit has powers by site or datum."
         )
     if alpha == 0.0:
-        raise ValueError("at alpha = 0 the fit is one to the prior, which no sample of data moves.")
-    if kinks := [name for name, site in sites.items() if likelihood.has_kink(site["fn"])]:
+        raise ValueError(
+            "at alpha = 0 the fit is one to the prior, which no sample of data moves."
+        )
+    if kinks := [
+        name for name, site in sites.items() if likelihood.has_kink(site["fn"])
+    ]:
         raise ValueError(
             f"the densities of {kinks} have a kink, where no derivative sees the curvature: take "
             "nt.alpha.check_coverage, which resamples the rows, or a StudentT."
         )
     num_data, dim = find_data(trace, plate)
     dependence = read_dependence(groups, block, num_data)
-    model, args, kwargs = handlers.seed(target.model, fit.rng_key), target.args, target.kwargs
+    model, args, kwargs = (
+        handlers.seed(target.model, fit.rng_key),
+        target.args,
+        target.kwargs,
+    )
 
     def losses(theta: Array) -> Array:
         at = handlers.substitute(model, data=target.constrain(theta))
-        return -alpha * log_lik_of_each(likelihood.get_trace(at, args, kwargs), num_data, dim)
+        return -alpha * log_lik_of_each(
+            likelihood.get_trace(at, args, kwargs), num_data, dim
+        )
 
     values = {name: site["value"] for name, site in target.latents.items()}
     prior = target_of(fit.rng_key, temper(target.model, 0.0), args, kwargs, values)
-    rows = Rows(trace, likelihood.observed_values(trace), (args, kwargs), dim, dependence)
+    rows = Rows(
+        trace, likelihood.observed_values(trace), (args, kwargs), dim, dependence
+    )
     return FittedRows(alpha, losses, prior.potential, rows)
 
 

@@ -87,20 +87,33 @@ def loo(
         )
     power = _power(data, name) if alpha is None else check_alpha(alpha)
     if np.ndim(power):
-        raise ValueError(f"loo takes one power for all data, got alpha of shape {np.shape(power)}.")
+        raise ValueError(
+            f"loo takes one power for all data, got alpha of shape {np.shape(power)}."
+        )
     num_draws = log_lik.sizes["chain"] * log_lik.sizes["draw"]
     _check(name, log_lik, power, num_draws)
     if reff is None:
         reff = _relative_efficiency(data, num_draws)
     # A power of 0 times a log-likelihood of minus infinity would be NaN.
-    log_ratios = -power * log_lik if power else log_lik.copy(data=np.zeros(log_lik.shape))
+    log_ratios = (
+        -power * log_lik if power else log_lik.copy(data=np.zeros(log_lik.shape))
+    )
     if hasattr(az, "psislw"):
         return _loo_of_arviz_0(log_lik, log_ratios, reff, pointwise)
     log_weights, pareto_k = _smooth(log_ratios, reff)
-    return az.loo(data, pointwise=pointwise, var_name=name, reff=reff, log_weights=log_weights, pareto_k=pareto_k)
+    return az.loo(
+        data,
+        pointwise=pointwise,
+        var_name=name,
+        reff=reff,
+        log_weights=log_weights,
+        pareto_k=pareto_k,
+    )
 
 
-def _smooth(log_ratios: "xr.DataArray", reff: float) -> tuple["xr.DataArray", "xr.DataArray"]:
+def _smooth(
+    log_ratios: "xr.DataArray", reff: float
+) -> tuple["xr.DataArray", "xr.DataArray"]:
     """Pareto-smoothed log weights and k, by ArviZ 1.x."""
     import xarray as xr
 
@@ -117,7 +130,9 @@ def _smooth(log_ratios: "xr.DataArray", reff: float) -> tuple["xr.DataArray", "x
 
     try:
         log_weights, pareto_k = smooth(log_ratios)
-    except ValueError:  # the largest weights of some datum are equal: it has no tail to fit
+    except (
+        ValueError
+    ):  # the largest weights of some datum are equal: it has no tail to fit
         log_weights, pareto_k = xr.apply_ufunc(
             of_datum,
             log_ratios,
@@ -129,7 +144,10 @@ def _smooth(log_ratios: "xr.DataArray", reff: float) -> tuple["xr.DataArray", "x
 
 
 def _loo_of_arviz_0(
-    log_lik: "xr.DataArray", log_ratios: "xr.DataArray", reff: float, pointwise: bool | None
+    log_lik: "xr.DataArray",
+    log_ratios: "xr.DataArray",
+    reff: float,
+    pointwise: bool | None,
 ) -> "ELPDData":
     """The same by ArviZ 0.x, whose own ``loo`` takes no weights."""
     import arviz as az
@@ -139,7 +157,9 @@ def _loo_of_arviz_0(
     pareto_k = _zero_without_weights(pareto_k, log_ratios)
     stacked = log_lik.stack(__sample__=_SAMPLE_DIMS)
     num_draws = stacked.sizes["__sample__"]
-    elpd_i = stacked.isel(__sample__=0, drop=True).copy(data=logsumexp((log_weights + stacked).values, axis=-1))
+    elpd_i = stacked.isel(__sample__=0, drop=True).copy(
+        data=logsumexp((log_weights + stacked).values, axis=-1)
+    )
     elpd_i = elpd_i.astype(float).rename("loo_i")
     lppd = np.sum(logsumexp(stacked.values, b_inv=num_draws, axis=-1), dtype=float)
     elpd = elpd_i.values.sum()
@@ -168,16 +188,22 @@ def _loo_of_arviz_0(
     return ELPDData(data=list(values.values()), index=list(values))
 
 
-def _zero_without_weights(pareto_k: "xr.DataArray", log_ratios: "xr.DataArray") -> "xr.DataArray":
+def _zero_without_weights(
+    pareto_k: "xr.DataArray", log_ratios: "xr.DataArray"
+) -> "xr.DataArray":
     """The estimates of k, with 0 where all weights are equal and nothing can go wrong."""
     varies = log_ratios.max(_SAMPLE_DIMS) > log_ratios.min(_SAMPLE_DIMS)
     return pareto_k.where(varies, 0.0).rename("pareto_shape")
 
 
-def _log_likelihood(data: ArviZData, var_name: str | None) -> tuple[str, "xr.DataArray"]:
+def _log_likelihood(
+    data: ArviZData, var_name: str | None
+) -> tuple[str, "xr.DataArray"]:
     """The pointwise log-likelihood of the site, and its name."""
     if not (hasattr(data, "children") or hasattr(data, "groups")):
-        raise TypeError(f"loo takes ArviZ data, got {type(data).__name__}: pass it through to_inference_data.")
+        raise TypeError(
+            f"loo takes ArviZ data, got {type(data).__name__}: pass it through to_inference_data."
+        )
     if "log_likelihood" not in group_names(data):
         raise ValueError(
             f"no log_likelihood group, only {group_names(data)}: take to_inference_data with log_lik."
@@ -185,7 +211,9 @@ def _log_likelihood(data: ArviZData, var_name: str | None) -> tuple[str, "xr.Dat
     sites = group(data, "log_likelihood")
     names = [str(name) for name in sites.data_vars]
     if var_name is None and len(names) > 1:
-        raise ValueError(f"there are several observed sites, {names}: name one by var_name.")
+        raise ValueError(
+            f"there are several observed sites, {names}: name one by var_name."
+        )
     name = names[0] if var_name is None else variable_name(var_name)
     if name not in names:
         raise ValueError(f"the log_likelihood group has no {var_name!r}, only {names}.")
@@ -223,10 +251,14 @@ def _of_site(value: Any, name: str, default: float | None) -> float | None:
 
 def _check(name: str, log_lik: "xr.DataArray", power: float, num_draws: int) -> None:
     if num_draws < _MIN_DRAWS:
-        raise ValueError(f"loo needs at least {_MIN_DRAWS} draws to smooth their weights, got {num_draws}.")
+        raise ValueError(
+            f"loo needs at least {_MIN_DRAWS} draws to smooth their weights, got {num_draws}."
+        )
     values = log_lik.values
     if np.any(np.isnan(values)) or np.any(values == np.inf):
-        raise ValueError(f"the log-likelihood of site {name!r} has NaN or +inf: look at its data and model.")
+        raise ValueError(
+            f"the log-likelihood of site {name!r} has NaN or +inf: look at its data and model."
+        )
     if power and np.any(values == -np.inf):
         raise ValueError(
             f"the log-likelihood of site {name!r} is -inf in some draws, which cannot be draws of the posterior."
@@ -243,11 +275,17 @@ def _relative_efficiency(data: ArviZData, num_draws: int) -> float:
     import arviz as az
 
     if "posterior" not in group_names(data):
-        raise ValueError("the data have no posterior group to estimate the efficiency of the draws: pass reff.")
+        raise ValueError(
+            "the data have no posterior group to estimate the efficiency of the draws: pass reff."
+        )
     posterior = group(data, "posterior")
     if posterior.sizes["chain"] == 1:
         return 1.0
-    sizes = az.ess(posterior, method="mean") if hasattr(az, "psislw") else posterior.azstats.ess(method="mean")
+    sizes = (
+        az.ess(posterior, method="mean")
+        if hasattr(az, "psislw")
+        else posterior.azstats.ess(method="mean")
+    )
     values = np.hstack([np.ravel(size) for size in sizes.data_vars.values()])
     values = values[np.isfinite(values)]
     return float(values.mean() / num_draws) if values.size else 1.0

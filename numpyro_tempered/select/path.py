@@ -32,8 +32,18 @@ from numpyro_tempered.select.alpha.guides import (
     shortfall,
     unconverged,
 )
-from numpyro_tempered.select.alpha.mcmc import ChainSampler, MCMCOptions, divergence_fields, warn_if_not_mixed
-from numpyro_tempered.select.alpha.model_data import Method, ModelData, build_method, check_alphas
+from numpyro_tempered.select.alpha.mcmc import (
+    ChainSampler,
+    MCMCOptions,
+    divergence_fields,
+    warn_if_not_mixed,
+)
+from numpyro_tempered.select.alpha.model_data import (
+    Method,
+    ModelData,
+    build_method,
+    check_alphas,
+)
 from numpyro_tempered.select.evidence import check_finite, mcmc_columns, svi_columns
 
 DEFAULT_GRID = np.linspace(0.0, 1.0, 21) ** 5
@@ -176,7 +186,10 @@ def temper_path(
         >>> nt.table(path)["expected_log_lik"].is_monotonic_increasing
         True
     """
-    began, grid = CLOCK.read(), check_alphas(DEFAULT_GRID if alphas is None else alphas, 2, "[0, inf)")
+    began, grid = (
+        CLOCK.read(),
+        check_alphas(DEFAULT_GRID if alphas is None else alphas, 2, "[0, inf)"),
+    )
     grid = grid if grid[0] == 0 else np.concatenate([[0.0], grid])
     check_count(num_samples, "num_samples", 4)
     args, kwargs = check_call(temper_path, rng_key, model, method, args, kwargs)
@@ -188,7 +201,12 @@ def temper_path(
     if isinstance(algorithm, MCMCKernel):
         chains = MCMCOptions(num_warmup, num_samples, num_chains, chain_method)
         with progress_bars(progress_bar):
-            path = _sample(key, ChainSampler(data, method, chains), grid, divergence_fields(algorithm, data))
+            path = _sample(
+                key,
+                ChainSampler(data, method, chains),
+                grid,
+                divergence_fields(algorithm, data),
+            )
     else:
         options = check_guide_options(GuideOptions(num_steps, tolerance, loss, None))
         with progress_bars(progress_bar):
@@ -198,19 +216,28 @@ def temper_path(
 
 
 def _fit(
-    rng_key: Array, data: ModelData, guide: Guide, grid: np.ndarray, num_samples: int, options: GuideOptions
+    rng_key: Array,
+    data: ModelData,
+    guide: Guide,
+    grid: np.ndarray,
+    num_samples: int,
+    options: GuideOptions,
 ) -> _Path:
     """Fit the guide at every alpha, side by side, and draw from each fit."""
     start_key, fit_key, key = jax.random.split(rng_key, 3)
     inputs = (jax.device_put(grid),)
-    fitter = build_settler(start_key, data, guide, lambda alpha: temper(data.model, alpha), inputs, options)
+    fitter = build_settler(
+        start_key, data, guide, lambda alpha: temper(data.model, alpha), inputs, options
+    )
     fitted = fitter.fit(fit_key, inputs)
 
     def draws(keys: Array, params: Params) -> tuple[dict[str, Array], Array, Array]:
         def one(part: tuple[Array, Params]) -> tuple[dict[str, Array], Array, Array]:
             def of_key(key: Array) -> tuple[dict[str, Array], Array, Array]:
                 values, log_q = draw(key, data, guide, part[1])
-                log_prior = log_density(temper(data.seeded, 0.0), data.args, data.kwargs, values)[0]
+                log_prior = log_density(
+                    temper(data.seeded, 0.0), data.args, data.kwargs, values
+                )[0]
                 return values, data.log_lik(values), log_prior - log_q
 
             return map_batches(of_key, jax.random.split(part[0], num_samples), 64)
@@ -235,19 +262,27 @@ def _fit(
         )
     # From (alpha, draw, ...) to (chain, draw, alpha, ...).
     values = {name: np.swapaxes(value, 0, 1)[None] for name, value in values.items()}
-    log_lik, log_ratio = (np.asarray(part, np.float64).T[None] for part in (log_lik, log_ratio))
+    log_lik, log_ratio = (
+        np.asarray(part, np.float64).T[None] for part in (log_lik, log_ratio)
+    )
     check_finite(grid, log_lik, at_zero=False)
     columns = svi_columns(grid, log_lik, log_ratio)
     return _Path(columns, values, {"log_lik": log_lik}, {"loss": fitted.losses})
 
 
-def _sample(rng_key: Array, sampler: ChainSampler, grid: np.ndarray, fields: tuple[str, ...]) -> _Path:
+def _sample(
+    rng_key: Array, sampler: ChainSampler, grid: np.ndarray, fields: tuple[str, ...]
+) -> _Path:
     """Sample each alpha from the last draws of the one below."""
     data, options = sampler.data, sampler.options
 
-    def run(key: Array, alpha: ArrayLike, start: object) -> tuple[tuple[dict, dict], object]:
+    def run(
+        key: Array, alpha: ArrayLike, start: object
+    ) -> tuple[tuple[dict, dict], object]:
         chains = sampler.run(key, temper(data.model, alpha), start, fields)
-        log_lik = jax.lax.map(lambda chain: map_batches(data.log_lik, chain, 64), chains.values)
+        log_lik = jax.lax.map(
+            lambda chain: map_batches(data.log_lik, chain, 64), chains.values
+        )
         return (chains.values, {"log_lik": log_lik, **chains.fields}), chains.last
 
     program = jax.jit(run)
@@ -255,12 +290,23 @@ def _sample(rng_key: Array, sampler: ChainSampler, grid: np.ndarray, fields: tup
     if data.prior_is_exact:
         shape = (options.num_chains, options.num_samples)
         prior_keys = jax.random.split(keys[0], shape)
-        draw = jax.jit(lambda k: jax.lax.map(lambda chain: map_batches(data.draw_prior, chain, 64), k))
+        draw = jax.jit(
+            lambda k: jax.lax.map(
+                lambda chain: map_batches(data.draw_prior, chain, 64), k
+            )
+        )
         values, log_lik = draw(prior_keys)
         check_finite(grid[:1], np.asarray(log_lik)[..., None], at_zero=True)
-        first = values, {"log_lik": log_lik, **{name: jnp.zeros(shape, bool) for name in fields}}
+        first = (
+            values,
+            {"log_lik": log_lik, **{name: jnp.zeros(shape, bool) for name in fields}},
+        )
         start = jax.jit(jax.vmap(data.unconstrain))(_last_possible(values, log_lik))
-        start = start if options.num_chains > 1 else jax.tree.map(lambda value: value[0], start)
+        start = (
+            start
+            if options.num_chains > 1
+            else jax.tree.map(lambda value: value[0], start)
+        )
     else:
         # A concrete 0 leaves the likelihood out, gradients and all.
         first, start = jax.jit(lambda key: run(key, 0.0, None))(keys[0])
@@ -275,37 +321,79 @@ def _sample(rng_key: Array, sampler: ChainSampler, grid: np.ndarray, fields: tup
     stats["log_lik"] = stats["log_lik"].astype(np.float64)
     check_finite(grid, stats["log_lik"], at_zero=data.prior_is_exact)
     columns = mcmc_columns(grid, values, stats, data.prior_is_exact)
-    warn_if_not_mixed(grid, columns["expected_log_lik"], columns["expected_log_lik_se"], columns["r_hat"])
+    warn_if_not_mixed(
+        grid,
+        columns["expected_log_lik"],
+        columns["expected_log_lik_se"],
+        columns["r_hat"],
+    )
     return _Path(columns, values, stats, {})
 
 
 def _last_possible(values: dict[str, Array], log_lik: Array) -> dict[str, Array]:
     """The last draw of each chain whose likelihood is not 0; the last of all where there is none."""
     possible = np.isfinite(log_lik)
-    last = np.where(possible.any(axis=1), possible.shape[1] - 1 - np.argmax(possible[:, ::-1], axis=1), -1)
+    last = np.where(
+        possible.any(axis=1),
+        possible.shape[1] - 1 - np.argmax(possible[:, ::-1], axis=1),
+        -1,
+    )
     return {name: value[np.arange(len(last)), last] for name, value in values.items()}
 
 
-def _report(path: _Path, data: ModelData, grid: np.ndarray, method: str, coords: Coords, dims: Dims) -> Any:
+def _report(
+    path: _Path,
+    data: ModelData,
+    grid: np.ndarray,
+    method: str,
+    coords: Coords,
+    dims: Dims,
+) -> Any:
     """The path as ArviZ data."""
-    attrs = {"algorithm": "svi" if path.variational else "mcmc", "method": method, **versions()}
-    plates = plate_dims(data.trace, {name: value.shape[3:] for name, value in path.values.items()}, dims)
+    attrs = {
+        "algorithm": "svi" if path.variational else "mcmc",
+        "method": method,
+        **versions(),
+    }
+    plates = plate_dims(
+        data.trace, {name: value.shape[3:] for name, value in path.values.items()}, dims
+    )
     event_dims = {
-        name: list({**plates, **dims}.get(name) or [f"{name}_dim_{i}" for i in range(value.ndim - 3)])
+        name: list(
+            {**plates, **dims}.get(name)
+            or [f"{name}_dim_{i}" for i in range(value.ndim - 3)]
+        )
         for name, value in path.values.items()
     }
-    plates |= plate_dims(data.trace, {name: np.shape(value) for name, value in data.observed.items()}, dims)
+    plates |= plate_dims(
+        data.trace,
+        {name: np.shape(value) for name, value in data.observed.items()},
+        dims,
+    )
     groups: dict[str, tuple[Mapping[str, ArrayLike], Dims]] = {
         "tempered_path": (path.columns, {name: ["alpha"] for name in path.columns}),
-        "posterior": (path.values, {name: ["alpha", *names] for name, names in event_dims.items()}),
+        "posterior": (
+            path.values,
+            {name: ["alpha", *names] for name, names in event_dims.items()},
+        ),
         "sample_stats": (path.stats, {name: ["alpha"] for name in path.stats}),
-        "observed_data": (data.observed, {k: v for k, v in {**plates, **dims}.items() if k in data.observed}),
-        "variational": (path.variational, {name: ["alpha", "step"] for name in path.variational}),
+        "observed_data": (
+            data.observed,
+            {k: v for k, v in {**plates, **dims}.items() if k in data.observed},
+        ),
+        "variational": (
+            path.variational,
+            {name: ["alpha", "step"] for name in path.variational},
+        ),
     }
     along = {**coords, "alpha": grid.tolist()}
     datasets = {
         name: dataset(
-            values, ("chain", "draw") if name in ("posterior", "sample_stats") else (), along, names, attrs
+            values,
+            ("chain", "draw") if name in ("posterior", "sample_stats") else (),
+            along,
+            names,
+            attrs,
         )
         for name, (values, names) in groups.items()
     }

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-LogPrior: TypeAlias = Mapping[Any, float] | Callable[[Sequence[Hashable]], Mapping[Any, float]] | None
+LogPrior: TypeAlias = (
+    Mapping[Any, float] | Callable[[Sequence[Hashable]], Mapping[Any, float]] | None
+)
 
 
 class Ranking(NamedTuple):
@@ -29,7 +31,9 @@ class Ranking(NamedTuple):
     best: int
 
 
-def rank_models(elbo: np.ndarray, log_prior: np.ndarray, *, error: np.ndarray | float = 0.0) -> Ranking:
+def rank_models(
+    elbo: np.ndarray, log_prior: np.ndarray, *, error: np.ndarray | float = 0.0
+) -> Ranking:
     r"""Rank models by :math:`\mathrm{ELBO}(K) - \log(1/b_K)`.
 
     Args:
@@ -58,7 +62,12 @@ def rank_models(elbo: np.ndarray, log_prior: np.ndarray, *, error: np.ndarray | 
     margin[order[0]] = margin[order[1]] if len(order) > 1 else np.inf
     unnormalised = np.exp(criterion - criterion.max())
     return Ranking(
-        criterion, rank, unnormalised / unnormalised.sum(), margin, np.asarray(error) > margin, int(order[0])
+        criterion,
+        rank,
+        unnormalised / unnormalised.sum(),
+        margin,
+        np.asarray(error) > margin,
+        int(order[0]),
     )
 
 
@@ -76,7 +85,11 @@ def dyadic(names: Sequence[Hashable]) -> dict[Hashable, float]:
         >>> [round(value, 3) for value in nt.dyadic(["line", "parabola"]).values()]
         [-0.693, -1.386]
     """
-    integers = [k for k in names if isinstance(k, int | np.integer) and not isinstance(k, bool) and k > 0]
+    integers = [
+        k
+        for k in names
+        if isinstance(k, int | np.integer) and not isinstance(k, bool) and k > 0
+    ]
     orders = integers if len(integers) == len(names) else range(1, len(names) + 1)
     return {name: -k * math.log(2.0) for name, k in zip(names, orders, strict=True)}
 
@@ -95,14 +108,20 @@ def check_log_prior(names: Sequence[Hashable], log_prior: LogPrior) -> np.ndarra
         raise ValueError(f"log_prior has models {theirs}, the fits are {ours}.")
     values = np.array([float(weights[name]) for name in names])
     if not np.all(np.isfinite(values)):
-        raise ValueError(f"log_prior must be finite, the logarithms of positive weights, got {values}.")
+        raise ValueError(
+            f"log_prior must be finite, the logarithms of positive weights, got {values}."
+        )
     total = float(np.exp(values).sum())
     if total > 1.0 + 1e-6:
-        raise ValueError(f"the prior weights exp(log_prior) sum to {total:.6g}, more than 1: pass logarithms.")
+        raise ValueError(
+            f"the prior weights exp(log_prior) sum to {total:.6g}, more than 1: pass logarithms."
+        )
     return values
 
 
-def check_pair_prior(names: Sequence[str], numbers: Sequence[int], log_prior: LogPrior) -> np.ndarray:
+def check_pair_prior(
+    names: Sequence[str], numbers: Sequence[int], log_prior: LogPrior
+) -> np.ndarray:
     """The logarithms of the prior weights of pairs of a name and a number, ``(names, numbers)``.
 
     Args:
@@ -114,7 +133,9 @@ def check_pair_prior(names: Sequence[str], numbers: Sequence[int], log_prior: Lo
     Raises:
         ValueError: As :func:`check_log_prior`.
     """
-    if isinstance(log_prior, Mapping) and any(isinstance(key, tuple) for key in log_prior):
+    if isinstance(log_prior, Mapping) and any(
+        isinstance(key, tuple) for key in log_prior
+    ):
         pairs = [(name, number) for name in names for number in numbers]
         return check_log_prior(pairs, log_prior).reshape(len(names), len(numbers))
     each = check_log_prior(numbers, log_prior) - math.log(len(names))

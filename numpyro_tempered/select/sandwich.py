@@ -20,14 +20,29 @@ from numpyro_tempered.select.alpha.base import AlphaChoice
 from numpyro_tempered.select.alpha.dependence import Block
 from numpyro_tempered.select.alpha.independence import warn_of_dependence
 from numpyro_tempered.select.alpha.powers import power_of
-from numpyro_tempered.select.alpha.sandwich import Sandwich, run_differentiated, sampling_se
+from numpyro_tempered.select.alpha.sandwich import (
+    Sandwich,
+    run_differentiated,
+    sampling_se,
+)
 from numpyro_tempered.select.alpha.sandwich import sandwich as sandwich_of
 from numpyro_tempered.select.check.location_scale import LocationScale
 from numpyro_tempered.select.check.moments import Moments
 from numpyro_tempered.select.check.numbers import number_labels
 from numpyro_tempered.select.check.quadrature import moments_of
-from numpyro_tempered.select.check.target import BATCH, Target, law_of_guide, target_of_fit
-from numpyro_tempered.select.fitted_rows import FittedRows, check_centre, check_estimate, check_units, read_rows
+from numpyro_tempered.select.check.target import (
+    BATCH,
+    Target,
+    law_of_guide,
+    target_of_fit,
+)
+from numpyro_tempered.select.fitted_rows import (
+    FittedRows,
+    check_centre,
+    check_estimate,
+    check_units,
+    read_rows,
+)
 from numpyro_tempered.select.sandwich_report import (
     MOST_PRIOR,
     SandwichErrors,
@@ -175,14 +190,20 @@ def sandwich(
     target = target_of_fit(fit)
     rows = read_rows(fit, target, plate, groups, block)
     gaussian, moments, centre = _moments_of_fit(fit_key, fit, target, num_draws)
-    labels = {**(fit.coords or {}), **{dim: np.asarray(values) for dim, values in (coords or {}).items()}}
+    labels = {
+        **(fit.coords or {}),
+        **{dim: np.asarray(values) for dim, values in (coords or {}).items()},
+    }
     names = number_labels(target.trace, labels, dims or {})
     check_units(rows, len(centre), 0)
     parts = _compute(rows, target, centre)
     check_estimate(parts.estimate)
     units = check_units(rows, len(centre), int(parts.estimate.lags))
     covariance, inverse = _covariances(parts, rows.rows.dependence.num_data)
-    check_centre(np.asarray(parts.root @ parts.estimate.minimum.point, np.float64), np.sqrt(np.diag(inverse)))
+    check_centre(
+        np.asarray(parts.root @ parts.estimate.minimum.point, np.float64),
+        np.sqrt(np.diag(inverse)),
+    )
     otherwise = "The sandwich takes the rows for independent, and is too small where they are not."
     warn_of_dependence(rows.rows, np.asarray(parts.influence), otherwise=otherwise)
     q = LocationScale(centre, covariance)
@@ -198,15 +219,34 @@ def sandwich(
     numbers = columns_of(moments.mean, moments.sd, curvature_sd, of_sandwich.sd, share)
     numbers["ratio_se"] = numbers["ratio"] * 0.5 * power_se / power
     numbers["prior_share"] = numbers.pop("prior_share")
-    of_guide, by_curvature, by_sandwich = (np.sqrt(np.diag(cov)) for cov in (gaussian.cov, inverse, covariance))
+    of_guide, by_curvature, by_sandwich = (
+        np.sqrt(np.diag(cov)) for cov in (gaussian.cov, inverse, covariance)
+    )
     share = prior_share(np.asarray(parts.root, np.float64), inner, prior)
     coordinates = columns_of(centre, of_guide, by_curvature, by_sandwich, share)
-    if decided := [name for name, part in zip(names, numbers["prior_share"], strict=True) if part > MOST_PRIOR]:
+    if decided := [
+        name
+        for name, part in zip(names, numbers["prior_share"], strict=True)
+        if part > MOST_PRIOR
+    ]:
         warn_caller(describe_prior(decided))
     advice = advise(names, numbers, units, len(centre), decided)
-    data = to_arviz((numbers, names), (coordinates, coordinate_names(target, names)), rows.alpha, units, advice)
+    data = to_arviz(
+        (numbers, names),
+        (coordinates, coordinate_names(target, names)),
+        rows.alpha,
+        units,
+        advice,
+    )
     ratios = numbers["ratio"][np.isfinite(numbers["ratio"])]
-    return SandwichErrors(advice, rows.alpha, units, (float(ratios.min()), float(ratios.max())), covariance, data)
+    return SandwichErrors(
+        advice,
+        rows.alpha,
+        units,
+        (float(ratios.min()), float(ratios.max())),
+        covariance,
+        data,
+    )
 
 
 def _moments_of_fit(
@@ -218,7 +258,9 @@ def _moments_of_fit(
         ValueError: If a latent is a point.
     """
     where = target.args, target.kwargs
-    guide, params = gaussian_of_laplace(fit.guide, fit.model, fit.params, rng_key, *where)
+    guide, params = gaussian_of_laplace(
+        fit.guide, fit.model, fit.params, rng_key, *where
+    )
     if has_point_mass(rng_key, guide, params, *where):
         raise ValueError(
             f"the guide {type(fit.guide).__name__} has a latent that is a point, without a standard deviation: "
@@ -228,9 +270,13 @@ def _moments_of_fit(
     values = {name: values[name] for name in target.names}
 
     def flatten(values: Params) -> tuple[Array, Array]:
-        return map_batches(lambda draw: (target.flatten(draw), ravel_pytree(draw)[0]), values, BATCH)
+        return map_batches(
+            lambda draw: (target.flatten(draw), ravel_pytree(draw)[0]), values, BATCH
+        )
 
-    flat, numbers = (np.asarray(part, np.float64) for part in run_program(flatten, values))
+    flat, numbers = (
+        np.asarray(part, np.float64) for part in run_program(flatten, values)
+    )
     gaussian = law_of_guide(guide, params)
     moments = moments_of(gaussian, target.latents, numbers)
     if gaussian is None:
@@ -247,7 +293,10 @@ def _compute(rows: FittedRows, target: Target, centre: np.ndarray) -> Parts:
     instead = "Leave such sites out, or"
 
     def hessian(theta: Array) -> Array:
-        return jacobian(jax.grad(lambda theta: jnp.sum(rows.losses(theta)) + rows.penalty(theta)), theta)
+        return jacobian(
+            jax.grad(lambda theta: jnp.sum(rows.losses(theta)) + rows.penalty(theta)),
+            theta,
+        )
 
     def compute(start: Array, root: Array) -> Parts:
         def losses(z: Array) -> Array:
@@ -259,22 +308,31 @@ def _compute(rows: FittedRows, target: Target, centre: np.ndarray) -> Parts:
         def numbers(z: Array) -> Array:
             return ravel_pytree(target.constrain(start + root @ z))[0]
 
-        estimate = sandwich_of(losses, jnp.zeros_like(start), rows.rows.dependence, penalty=penalty)
+        estimate = sandwich_of(
+            losses, jnp.zeros_like(start), rows.rows.dependence, penalty=penalty
+        )
         point = estimate.minimum.point
         scores = jacobian(losses, point)
         functional = power_of(numbers)
         return Parts(
             estimate,
             root,
-            jnp.linalg.solve(estimate.curvature, (scores - jnp.mean(scores, axis=0)).T).T @ root.T,
+            jnp.linalg.solve(
+                estimate.curvature, (scores - jnp.mean(scores, axis=0)).T
+            ).T
+            @ root.T,
             jacobian(jax.grad(penalty), point),
             jacobian(numbers, point),
-            sampling_se(losses, estimate, functional, rows.rows.dependence, penalty=penalty),
+            sampling_se(
+                losses, estimate, functional, rows.rows.dependence, penalty=penalty
+            ),
             functional(point, estimate.curvature, estimate.variance),
         )
 
     start = jnp.asarray(centre, jnp.result_type(float))
-    at_centre = np.asarray(run_differentiated(hessian, start, instead=instead), np.float64)
+    at_centre = np.asarray(
+        run_differentiated(hessian, start, instead=instead), np.float64
+    )
     root = jnp.asarray(_root(at_centre, float(jnp.finfo(start.dtype).eps)), start.dtype)
     return jax.device_get(run_differentiated(compute, start, root, instead=instead))
 
@@ -284,27 +342,44 @@ def _root(hessian: np.ndarray, eps: float) -> np.ndarray:
     size = np.abs(np.diag(hessian))
     scale = np.sqrt(np.where(np.isfinite(size) & (size > 0), size, 1.0))
     scaled = hessian / np.outer(scale, scale)
-    if not np.all(np.isfinite(scaled)) or np.linalg.eigvalsh(scaled)[0] <= len(scale) * eps:
+    if (
+        not np.all(np.isfinite(scaled))
+        or np.linalg.eigvalsh(scaled)[0] <= len(scale) * eps
+    ):
         return np.diag(1.0 / scale)
-    return np.linalg.solve(np.linalg.cholesky(scaled).T, np.eye(len(scale))) / scale[:, None]
+    return (
+        np.linalg.solve(np.linalg.cholesky(scaled).T, np.eye(len(scale)))
+        / scale[:, None]
+    )
 
 
 def _covariances(parts: Parts, num_data: int) -> tuple[np.ndarray, np.ndarray]:
     """The sandwich covariance and the inverse of the Hessian, ``(d, d)`` each, in double precision."""
     hessian, variance, root = (
         np.asarray(part, np.float64)
-        for part in (parts.estimate.minimum.hessian, parts.estimate.variance, parts.root)
+        for part in (
+            parts.estimate.minimum.hessian,
+            parts.estimate.variance,
+            parts.root,
+        )
     )
     half = np.linalg.solve(hessian, root.T).T
     inverse = half @ root.T
     return half @ (num_data * variance) @ half.T, 0.5 * (inverse + inverse.T)
 
 
-def _draws(rng_key: Array, q: LocationScale, target: Target, num_draws: int) -> np.ndarray:
+def _draws(
+    rng_key: Array, q: LocationScale, target: Target, num_draws: int
+) -> np.ndarray:
     """Numbers at draws of a Gaussian whose covariance may be singular, ``(num_draws, K)``."""
     values, axes = np.linalg.eigh(q.cov)
     root = axes * np.sqrt(np.maximum(values, 0.0))
     noise = np.asarray(jax.random.normal(rng_key, (num_draws, len(q.loc))), np.float64)
     z = jnp.asarray(q.loc + noise @ root.T, jnp.result_type(float))
-    numbers = run_program(lambda z: map_batches(lambda one: ravel_pytree(target.constrain(one))[0], z, BATCH), z)
+    numbers = run_program(
+        lambda z: map_batches(
+            lambda one: ravel_pytree(target.constrain(one))[0], z, BATCH
+        ),
+        z,
+    )
     return np.asarray(numbers, np.float64)

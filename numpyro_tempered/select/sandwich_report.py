@@ -48,7 +48,11 @@ class SandwichErrors(NamedTuple):
 
 
 def columns_of(
-    mean: np.ndarray, sd: np.ndarray, curvature_sd: np.ndarray, sandwich_sd: np.ndarray, share: np.ndarray
+    mean: np.ndarray,
+    sd: np.ndarray,
+    curvature_sd: np.ndarray,
+    sandwich_sd: np.ndarray,
+    share: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """The columns of a table; constants, such as the zeros of a triangular matrix, have no ratio."""
     return {
@@ -61,7 +65,9 @@ def columns_of(
     }
 
 
-def prior_share(slopes: np.ndarray, inverse: np.ndarray, prior: np.ndarray) -> np.ndarray:
+def prior_share(
+    slopes: np.ndarray, inverse: np.ndarray, prior: np.ndarray
+) -> np.ndarray:
     """The part of the prior in the information about K functions with the gradients ``slopes``, ``(K, d)``.
 
     Args:
@@ -87,16 +93,22 @@ def coordinate_names(target: Target, names: Sequence[str]) -> list[str]:
         if inverse == shape:
             coordinates += names[start : start + size]
         else:
-            coordinates += [f"{name}[{','.join(map(str, index))}]" for index in np.ndindex(inverse)]
+            coordinates += [
+                f"{name}[{','.join(map(str, index))}]" for index in np.ndindex(inverse)
+            ]
         start += size
     return coordinates
 
 
-def to_arviz(numbers: Table, coordinates: Table, alpha: float, units: int, advice: str) -> ArviZData:
+def to_arviz(
+    numbers: Table, coordinates: Table, alpha: float, units: int, advice: str
+) -> ArviZData:
     """The two tables as groups."""
     attrs = {"alpha": alpha, "advice": advice, "num_independent": units, **versions()}
     groups = {
-        name: dataset(columns, (), {dim: names}, {column: [dim] for column in columns}, attrs)
+        name: dataset(
+            columns, (), {dim: names}, {column: [dim] for column in columns}, attrs
+        )
         for name, dim, (columns, names) in (
             ("sandwich", "number", numbers),
             ("sandwich_unconstrained", "coordinate", coordinates),
@@ -114,7 +126,11 @@ def describe_prior(names: Sequence[str]) -> str:
 
 
 def advise(
-    names: Sequence[str], columns: Mapping[str, np.ndarray], units: int, num_latents: int, decided: Sequence[str]
+    names: Sequence[str],
+    columns: Mapping[str, np.ndarray],
+    units: int,
+    num_latents: int,
+    decided: Sequence[str],
 ) -> str:
     """What the sandwich says of a fit, in words; ``decided`` are the numbers on which the prior decides."""
     from scipy.stats import norm
@@ -135,7 +151,11 @@ def advise(
     for some, word in ((narrow, "narrow"), (wide, "wide")):
         if some:
             text += f"; its intervals of {list_names([names[k] for k in some])} are too {word}"
-    by_guide = [k for k in narrow if columns["curvature_sd"][k] > NARROW_GUIDE * columns["sd"][k]]
+    by_guide = [
+        k
+        for k in narrow
+        if columns["curvature_sd"][k] > NARROW_GUIDE * columns["sd"][k]
+    ]
     if by_guide:
         text += (
             f"; for {list_names([names[k] for k in by_guide])} that is the guide, narrower than the posterior: "

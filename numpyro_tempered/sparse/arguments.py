@@ -6,7 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, check_numbers, check_real, is_traced
+from numpyro_tempered.core.checks import (
+    check_number,
+    check_numbers,
+    check_real,
+    is_traced,
+)
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
@@ -39,14 +44,20 @@ def real_array(value: ArrayLike, name: str) -> Numbers:
         TypeError: If they are not real numbers.
         ValueError: If one is not finite, or beyond the default float.
     """
-    values = value if isinstance(value, Array) and is_traced(value) else to_host(as_array(value, name))
+    values = (
+        value
+        if isinstance(value, Array) and is_traced(value)
+        else to_host(as_array(value, name))
+    )
     check_real(values.dtype, name, hint="Pass a float array.")
     if not isinstance(values, np.ndarray):
         return values.astype(jnp.result_type(float))
     largest = jnp.finfo(jnp.result_type(float)).max
     bad = np.sum(~np.isfinite(values))
     check_numbers(
-        values, name, hint=f"{bad} of {values.size} values are not: leave such rows out, or fill them in."
+        values,
+        name,
+        hint=f"{bad} of {values.size} values are not: leave such rows out, or fill them in.",
     )
     check_numbers(values, name, f"[{-largest}, {largest}]")
     return values.astype(np.float64)
@@ -62,11 +73,20 @@ def as_data(x: ArrayLike, y: ArrayLike) -> tuple[Numbers, Numbers]:
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must have shape (n, d) with n, d > 0, got {x.shape}.")
     if y.shape != x.shape[:1]:
-        raise ValueError(f"y must have shape ({x.shape[0]},), a number for each row of x, got {y.shape}.")
+        raise ValueError(
+            f"y must have shape ({x.shape[0]},), a number for each row of x, got {y.shape}."
+        )
     return x, y
 
 
-def per_column(value: ArrayLike, name: str, d: int, interval: str = "(-inf, inf)", *, hint: str = "") -> Numbers:
+def per_column(
+    value: ArrayLike,
+    name: str,
+    d: int,
+    interval: str = "(-inf, inf)",
+    *,
+    hint: str = "",
+) -> Numbers:
     """A number, or an array of one for each column, as ``(d,)``.
 
     Raises:
@@ -77,10 +97,16 @@ def per_column(value: ArrayLike, name: str, d: int, interval: str = "(-inf, inf)
         raise ValueError(
             f"{name} must be a number or have shape ({d},), for each column of x, got {values.shape}."
         )
-    return np.broadcast_to(values, (d,)) if isinstance(values, np.ndarray) else jnp.broadcast_to(values, (d,))
+    return (
+        np.broadcast_to(values, (d,))
+        if isinstance(values, np.ndarray)
+        else jnp.broadcast_to(values, (d,))
+    )
 
 
-def as_regression(x: Numbers, y: Numbers, prior: Prior, init: ArrayLike | None) -> Regression:
+def as_regression(
+    x: Numbers, y: Numbers, prior: Prior, init: ArrayLike | None
+) -> Regression:
     """Check the prior, and subtract the means of the columns if there is an intercept.
 
     A constant column is 0 then, and its coefficient keeps its prior.
@@ -107,7 +133,11 @@ def as_regression(x: Numbers, y: Numbers, prior: Prior, init: ArrayLike | None) 
     def rounded(values: Numbers) -> Array:
         # On the host where they are there, as each conversion would be a program; a copy, as theirs may change.
         is_there = isinstance(values, np.ndarray)
-        return jax.device_put(np.array(values, dtype)) if is_there else jnp.asarray(values, dtype)
+        return (
+            jax.device_put(np.array(values, dtype))
+            if is_there
+            else jnp.asarray(values, dtype)
+        )
 
     scale = rounded(scale)
     return Regression(

@@ -14,7 +14,13 @@ from numpyro_tempered.core.typing import Array
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
 from numpyro_tempered.sparse.arguments import Regression
-from numpyro_tempered.sparse.sweep import block_design, blocks, combine, gauss_seidel, products
+from numpyro_tempered.sparse.sweep import (
+    block_design,
+    blocks,
+    combine,
+    gauss_seidel,
+    products,
+)
 
 # An objective is a sum of many terms: a fall by this many units in the last place is rounding.
 ROUNDING = 64.0
@@ -77,13 +83,17 @@ def lasso_path(x: Array, y: Array, always: Array) -> Path:
         size = product / norm
         return jnp.sign(size) * jnp.maximum(jnp.abs(size) - threshold, 0.0) / norm
 
-    def at(state: tuple[Array, Array], fraction: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def at(
+        state: tuple[Array, Array], fraction: Array
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         mean, largest = state
 
         def body(_index: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
             mean, _sizes = state
             residual = y - combine(design.columns, mean)
-            mean, partial = gauss_seidel(design, residual, mean, soft, (norm, fraction * largest * penalised))
+            mean, partial = gauss_seidel(
+                design, residual, mean, soft, (norm, fraction * largest * penalised)
+            )
             return mean, partial / norm
 
         mean, size = jax.lax.fori_loop(0, SWEEPS, body, (mean, jnp.zeros_like(mean)))
@@ -94,14 +104,20 @@ def lasso_path(x: Array, y: Array, always: Array) -> Path:
 
     huge = jnp.full((), jnp.finfo(x.dtype).max, x.dtype)
     fractions = jnp.concatenate([huge[None], jnp.asarray(PENALTIES, x.dtype)])
-    _, points = jax.lax.scan(at, (jnp.zeros_like(square), jnp.ones_like(huge)), fractions)
+    _, points = jax.lax.scan(
+        at, (jnp.zeros_like(square), jnp.ones_like(huge)), fractions
+    )
     means, sizes = (part[1:] for part in points)
     flat = (len(PENALTIES), -1)
-    return Path(jnp.reshape(means, flat)[:, :d], jnp.abs(jnp.reshape(sizes, flat)[:, :d]))
+    return Path(
+        jnp.reshape(means, flat)[:, :d], jnp.abs(jnp.reshape(sizes, flat)[:, :d])
+    )
 
 
 @partial(jax.jit, static_argnames="num_restarts")
-def make_starts(rng_key: Array, regression: Regression, path: Path, num_restarts: int) -> Start:
+def make_starts(
+    rng_key: Array, regression: Regression, path: Path, num_restarts: int
+) -> Start:
     """The first starts of a fixed sequence.
 
     First ``init``, if there is one, then the points of the path, with the coefficients by decreasing size; then
@@ -111,11 +127,15 @@ def make_starts(rng_key: Array, regression: Regression, path: Path, num_restarts
     mean, size = (part[jnp.asarray(SEQUENCE)] for part in path)
     if init is not None:
         mean = jnp.concatenate([init[None], mean])
-        size = jnp.concatenate([(jnp.abs(init) * jnp.linalg.norm(regression.x, axis=0))[None], size])
+        size = jnp.concatenate(
+            [(jnp.abs(init) * jnp.linalg.norm(regression.x, axis=0))[None], size]
+        )
     point = jnp.arange(num_restarts) % mean.shape[0]
 
     def priority(start: Array, point: Array) -> Array:
-        random = jax.random.uniform(jax.random.fold_in(rng_key, start), size.shape[1:], size.dtype)
+        random = jax.random.uniform(
+            jax.random.fold_in(rng_key, start), size.shape[1:], size.dtype
+        )
         value = jnp.where(start < mean.shape[0], size[point], random)
         return jnp.where(always, jnp.inf, value)
 
@@ -138,7 +158,9 @@ def ascend(update: Update[T], start: T, num_sweeps: int, tolerance: Array) -> As
         state, objective = update(state)
         return Iterate(state, objective, unit * (1.0 + jnp.abs(objective)))
 
-    ascent = advance(step, begin(start, num_sweeps, batched=False), num_sweeps, tolerance)
+    ascent = advance(
+        step, begin(start, num_sweeps, batched=False), num_sweeps, tolerance
+    )
     # A larger fall is the end of the precision, not an optimum.
     return ascent._replace(converged=ascent.converged & (ascent.fall <= tolerance))
 
@@ -194,12 +216,19 @@ def find_best(
     """
     num_restarts = check_count(search.num_restarts, "num_restarts")
     num_sweeps = check_count(search.num_sweeps, "num_sweeps")
-    tolerance = check_number(search.tolerance, "tolerance", "[0, inf)") * len(regression.y)
+    tolerance = check_number(search.tolerance, "tolerance", "[0, inf)") * len(
+        regression.y
+    )
     with jax.default_matmul_precision("highest"):
         path = lasso_path(*squared_loss, regression.prior.probs == 1.0)
         starts = make_starts(rng_key, regression, path, num_restarts)
-        data, gain = regression._replace(init=None), jnp.asarray(tolerance, regression.x.dtype)
-        return best_start(make_ascent, data, starts, numbers, gain, num_sweeps=num_sweeps)
+        data, gain = (
+            regression._replace(init=None),
+            jnp.asarray(tolerance, regression.x.dtype),
+        )
+        return best_start(
+            make_ascent, data, starts, numbers, gain, num_sweeps=num_sweeps
+        )
 
 
 @partial(jax.jit, static_argnames=("make_ascent", "num_sweeps"))
@@ -214,18 +243,29 @@ def best_start(
 ) -> Best[T]:
     """The ascents from all starts, one after another: each stops when it has converged."""
     ascents = jax.lax.map(
-        lambda start: ascend(*make_ascent(regression, start, *numbers), num_sweeps, tolerance), starts
+        lambda start: ascend(
+            *make_ascent(regression, start, *numbers), num_sweeps, tolerance
+        ),
+        starts,
     )
     return best_of(ascents, starts)
 
 
 def best_of(ascents: Ascent[T], starts: Start) -> Best[T]:
     """The ascent with the largest objective; NaN is no maximum."""
-    best = jnp.argmax(jnp.where(jnp.isnan(ascents.objective), -jnp.inf, ascents.objective))
-    return Best(jax.tree.map(lambda leaf: leaf[best], ascents), starts.order[best], ascents.objective)
+    best = jnp.argmax(
+        jnp.where(jnp.isnan(ascents.objective), -jnp.inf, ascents.objective)
+    )
+    return Best(
+        jax.tree.map(lambda leaf: leaf[best], ascents),
+        starts.order[best],
+        ascents.objective,
+    )
 
 
-def outcome(q: SpikeSlab, best: Best[T], regression: Regression, num_sweeps: int) -> dict[str, Any]:
+def outcome(
+    q: SpikeSlab, best: Best[T], regression: Regression, num_sweeps: int
+) -> dict[str, Any]:
     """The fields that both fits have: the factors ``q`` of the best ascent, by columns, and how it ended.
 
     Raises:
@@ -242,7 +282,9 @@ def outcome(q: SpikeSlab, best: Best[T], regression: Regression, num_sweeps: int
         "posterior": posterior,
         "intercept": intercept,
         "centre": regression.centre,
-        "trace": ascent.trace if is_traced(ascent.trace) else ascent.trace[: int(ascent.num_iter)],
+        "trace": ascent.trace
+        if is_traced(ascent.trace)
+        else ascent.trace[: int(ascent.num_iter)],
         "converged": ascent.converged,
         "num_sweeps": ascent.num_iter,
         "order": order,

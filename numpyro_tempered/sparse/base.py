@@ -120,7 +120,9 @@ class LinearFit(NamedTuple):
         """Number, mean and root mean square of the target, for :func:`compare`."""
         return summarise_target(self.target_moments)
 
-    def as_run(self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None) -> result.Run:
+    def as_run(
+        self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None
+    ) -> result.Run:
         """Draws with the regression as a NumPyro model, for :func:`to_inference_data`.
 
         Raises:
@@ -181,14 +183,19 @@ class LogisticFit(NamedTuple):
         """Number, mean and root mean square of the target, for :func:`compare`."""
         return summarise_target(self.target_moments)
 
-    def as_run(self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None) -> result.Run:
+    def as_run(
+        self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None
+    ) -> result.Run:
         """Draws with the regression as a NumPyro model, for :func:`to_inference_data`.
 
         Raises:
             ValueError: If x, y or the key are missing.
         """
         key = result.check_run_arguments(self, data, rng_key, "x", "y")
-        progress = {"objective_trace": self.trace, "objective_by_restart": self.restart_objectives}
+        progress = {
+            "objective_trace": self.trace,
+            "objective_by_restart": self.restart_objectives,
+        }
         return draw_run(key, self, data, num_samples, progress)
 
     def factors(self) -> Factors:
@@ -228,24 +235,36 @@ def selected(fit: SparseFit, threshold: float = 0.5) -> np.ndarray:
     return order[probs[order] > threshold]
 
 
-def draw_factors(rng_key: Array, factors: Factors, num_samples: int) -> dict[str, Array]:
+def draw_factors(
+    rng_key: Array, factors: Factors, num_samples: int
+) -> dict[str, Array]:
     """Draws by site: ``coef``, and ``intercept`` and ``noise_precision`` where the model has them."""
     q = factors.coefficients
     gate_key, slab_key, intercept_key = jax.random.split(rng_key, 3)
     shape, dtype = (num_samples, *q.loc.shape), q.loc.dtype
     slab = q.loc + q.scale * jax.random.normal(slab_key, shape, dtype)
     # A uniform draw is below 1: a column of probability 1 is always in.
-    draws = {"coef": jnp.where(jax.random.uniform(gate_key, shape, dtype) < q.probs, slab, 0.0)}
+    draws = {
+        "coef": jnp.where(
+            jax.random.uniform(gate_key, shape, dtype) < q.probs, slab, 0.0
+        )
+    }
     if factors.intercept is not None:
         loc, scale = factors.intercept
-        draws["intercept"] = loc + scale * jax.random.normal(intercept_key, (num_samples,), dtype)
+        draws["intercept"] = loc + scale * jax.random.normal(
+            intercept_key, (num_samples,), dtype
+        )
     if factors.noise is not None:
         noise_key = jax.random.fold_in(rng_key, 1)
-        draws["noise_precision"] = dist.Gamma(*factors.noise).sample(noise_key, (num_samples,))
+        draws["noise_precision"] = dist.Gamma(*factors.noise).sample(
+            noise_key, (num_samples,)
+        )
     return draws
 
 
-def elbo_of(objective: ArrayLike, alpha: ArrayLike, factors: Factors, prior: Prior) -> result.TemperedELBO:
+def elbo_of(
+    objective: ArrayLike, alpha: ArrayLike, factors: Factors, prior: Prior
+) -> result.TemperedELBO:
     """The ELBO or the bound on it, with its two parts.
 
     Raises:
@@ -253,26 +272,38 @@ def elbo_of(objective: ArrayLike, alpha: ArrayLike, factors: Factors, prior: Pri
     """
     if np.ndim(objective):
         one = "jax.tree.map(lambda leaf: leaf[0], fits)"
-        raise ValueError(f"this is a batch of fits, by vmap: take one of them, such as {one}.")
+        raise ValueError(
+            f"this is a batch of fits, by vmap: take one of them, such as {one}."
+        )
     divergence = jnp.sum(kl(factors.coefficients, SpikeSlab(*_slab(prior))))
     if factors.intercept is not None:
         intercept_prior = dist.Normal(0.0, prior.intercept_scale)
-        divergence += dist.kl_divergence(dist.Normal(*factors.intercept), intercept_prior)
+        divergence += dist.kl_divergence(
+            dist.Normal(*factors.intercept), intercept_prior
+        )
     if factors.noise is not None and prior.noise is not None:
-        divergence += dist.kl_divergence(dist.Gamma(*factors.noise), dist.Gamma(*prior.noise))
+        divergence += dist.kl_divergence(
+            dist.Gamma(*factors.noise), dist.Gamma(*prior.noise)
+        )
     value, power = float(np.asarray(objective)), float(np.asarray(alpha))
-    return result.TemperedELBO(value, 0.0, (value + float(divergence)) / power, float(divergence))
+    return result.TemperedELBO(
+        value, 0.0, (value + float(divergence)) / power, float(divergence)
+    )
 
 
 def target_moments(y: ArrayLike) -> Array:
     """Number, mean and root mean square of a target, ``(3,)``."""
     values = jnp.asarray(y, jnp.result_type(float))
-    return jnp.array([values.size, jnp.mean(values), jnp.sqrt(jnp.mean(jnp.square(values)))])
+    return jnp.array(
+        [values.size, jnp.mean(values), jnp.sqrt(jnp.mean(jnp.square(values)))]
+    )
 
 
 def summarise_target(moments: Array) -> result.DataSummary:
     """What :func:`target_moments` know of the data."""
-    return result.DataSummary(numbers={result.VALUES: moments[0], result.MOMENTS: moments[1:]})
+    return result.DataSummary(
+        numbers={result.VALUES: moments[0], result.MOMENTS: moments[1:]}
+    )
 
 
 def tempered_model(fit: SparseFit) -> temper:
@@ -284,26 +315,43 @@ def tempered_model(fit: SparseFit) -> temper:
     slab = SpikeAndSlab(*_slab(prior))
 
     def model(x: Array, y: Array | None = None) -> None:
-        eta = (x - fit.centre) @ numpyro.sample("coef", slab.expand([x.shape[1]]).to_event(1))
+        eta = (x - fit.centre) @ numpyro.sample(
+            "coef", slab.expand([x.shape[1]]).to_event(1)
+        )
         if prior.intercept_scale is not None:
-            eta = eta + numpyro.sample("intercept", dist.Normal(0.0, prior.intercept_scale))
+            eta = eta + numpyro.sample(
+                "intercept", dist.Normal(0.0, prior.intercept_scale)
+            )
         eta = numpyro.deterministic("eta", eta)
         noise_scale = scale
         if prior.noise is not None:
-            noise_scale = numpyro.sample("noise_precision", dist.Gamma(*prior.noise)) ** -0.5
+            noise_scale = (
+                numpyro.sample("noise_precision", dist.Gamma(*prior.noise)) ** -0.5
+            )
         with numpyro.plate("n", x.shape[0]):
-            outcome = dist.Bernoulli(logits=eta) if noise_scale is None else dist.Normal(eta, noise_scale)
+            outcome = (
+                dist.Bernoulli(logits=eta)
+                if noise_scale is None
+                else dist.Normal(eta, noise_scale)
+            )
             numpyro.sample("y", outcome, obs=y)
 
     return temper(model, alpha=float(np.asarray(fit.alpha)))
 
 
 def draw_run(
-    rng_key: Array, fit: SparseFit, data: tuple[ArrayLike, ...], num_samples: int, progress: dict[str, Array]
+    rng_key: Array,
+    fit: SparseFit,
+    data: tuple[ArrayLike, ...],
+    num_samples: int,
+    progress: dict[str, Array],
 ) -> result.Run:
     """Draws of a fitted regression with its tempered model, and the progress of the ascent."""
     q = fit.posterior
-    x, y = (automatic_mesh(as_array(part, name)) for part, name in zip(data, "xy", strict=True))
+    x, y = (
+        automatic_mesh(as_array(part, name))
+        for part, name in zip(data, "xy", strict=True)
+    )
     samples = draw_factors(rng_key, fit.factors(), num_samples)
     dims = {"coef": ["feature"], "y": ["row"], "inclusion_probs": ["feature"]}
     regression = "linear" if isinstance(fit, LinearFit) else "logistic"
@@ -316,7 +364,11 @@ def draw_run(
         rng_key=rng_key,
         groups={"variational": {**progress, "inclusion_probs": q.probs}},
         attrs=attrs | result.fit_attrs(fit),
-        dims=dims | {name: ["iteration" if name.endswith("trace") else "restart"] for name in progress},
+        dims=dims
+        | {
+            name: ["iteration" if name.endswith("trace") else "restart"]
+            for name in progress
+        },
     )
 
 

@@ -21,8 +21,19 @@ from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
 from numpyro_tempered.sparse.arguments import Regression, as_data, as_regression
 from numpyro_tempered.sparse.ascent import Search, Start, Update, find_best, outcome
-from numpyro_tempered.sparse.base import LinearFit, NoisePosterior, Prior, target_moments
-from numpyro_tempered.sparse.sweep import block_design, block_prior, blocks, combine, sweep
+from numpyro_tempered.sparse.base import (
+    LinearFit,
+    NoisePosterior,
+    Prior,
+    target_moments,
+)
+from numpyro_tempered.sparse.sweep import (
+    block_design,
+    block_prior,
+    blocks,
+    combine,
+    sweep,
+)
 
 LOG_2PI = 1.8378770664093453
 
@@ -107,15 +118,23 @@ def fit_linear(
     regression = as_regression(x, y, prior, init)
     check_number(alpha, "alpha", "(0, inf)", hint="Use jax.vmap for several.")
     noise = _noise_model(y, noise_scale, noise_prior, intercept_scale is not None)
-    power, noise = jax.tree.map(lambda leaf: jnp.asarray(leaf, regression.x.dtype), (alpha, noise))
+    power, noise = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf, regression.x.dtype), (alpha, noise)
+    )
     search = Search(num_restarts, num_sweeps, tolerance)
-    best = find_best(rng_key, regression, regression[:2], linear_ascent, (power, noise), search)
+    best = find_best(
+        rng_key, regression, regression[:2], linear_ascent, (power, noise), search
+    )
     state, of_noise = best.ascent.point, None
     ascent = outcome(state.q, best, regression, num_sweeps)
     if intercept_scale is None and not is_traced(x, y, ascent["posterior"]):
-        _warn_of_mean(to_host(y) - to_host(x) @ to_host(ascent["posterior"].mean), noise_scale)
+        _warn_of_mean(
+            to_host(y) - to_host(x) @ to_host(ascent["posterior"].mean), noise_scale
+        )
     if isinstance(noise, Gamma):
-        of_noise = NoisePosterior(*gamma_posterior(noise, state.error, x.shape[0], power))
+        of_noise = NoisePosterior(
+            *gamma_posterior(noise, state.error, x.shape[0], power)
+        )
     return LinearFit(
         **ascent,
         noise_scale=1.0 / jnp.sqrt(state.precision),
@@ -133,7 +152,10 @@ def _warn_of_mean(residuals: np.ndarray, noise_scale: ArrayLike | None) -> None:
     mean, deviation = residuals.mean(), residuals.std()
     if noise_scale is not None and not is_traced(noise_scale):
         deviation = max(deviation, float(np.asarray(noise_scale)))
-    if abs(mean) > deviation * max(2.0, 10.0 / math.sqrt(len(residuals))) and len(residuals) > 2:
+    if (
+        abs(mean) > deviation * max(2.0, 10.0 / math.sqrt(len(residuals)))
+        and len(residuals) > 2
+    ):
         warn_caller(
             f"y is {mean:.3g} away from 0 on average and the columns do not explain it, beside deviations of "
             f"{deviation:.3g}: pass intercept_scale=, or centre y and the columns of x."
@@ -180,16 +202,26 @@ def gamma_posterior(prior: Gamma, error: Array, num_rows: int, alpha: Array) -> 
     return Gamma(prior.shape + 0.5 * alpha * num_rows, prior.rate + 0.5 * alpha * error)
 
 
-def update_noise(model: NoiseModel, error: Array, num_rows: int, alpha: Array) -> tuple[Array, Array]:
+def update_noise(
+    model: NoiseModel, error: Array, num_rows: int, alpha: Array
+) -> tuple[Array, Array]:
     """E[1/v] at the best q(v) given the expected squared error, and its terms of the ELBO."""
     if isinstance(model, Gamma):
         q = gamma_posterior(model, error, num_rows, alpha)
         # The digammas in E log v and in the KL cancel.
-        gain = gammaln(q.shape) - gammaln(model.shape) + model.shape * jnp.log(model.rate / q.rate)
+        gain = (
+            gammaln(q.shape)
+            - gammaln(model.shape)
+            + model.shape * jnp.log(model.rate / q.rate)
+        )
         half = 0.5 * alpha * num_rows
         return q.shape / q.rate, gain - half * (LOG_2PI + jnp.log(q.rate))
     best = error / num_rows
-    variance = jnp.square(model.scale) if isinstance(model, Known) else jnp.maximum(best, model.floor)
+    variance = (
+        jnp.square(model.scale)
+        if isinstance(model, Known)
+        else jnp.maximum(best, model.floor)
+    )
     bound = -0.5 * alpha * (num_rows * (LOG_2PI + jnp.log(variance)) + error / variance)
     return 1.0 / variance, bound
 
@@ -220,7 +252,9 @@ def linear_ascent(
     blocked = block_prior(SpikeSlab(*(part[order] for part in regression.prior)))
 
     def update(state: State) -> tuple[State, Array]:
-        q = sweep(design, blocked, alpha * state.precision, state.residual, state.q.mean)
+        q = sweep(
+            design, blocked, alpha * state.precision, state.residual, state.q.mean
+        )
         # Computed anew: the residual that a sweep updates step by step drifts.
         residual = y - combine(design.columns, q.mean)
         error = jnp.sum(jnp.square(residual)) + jnp.sum(design.norms * q.variance)
@@ -246,16 +280,22 @@ def _noise_model(
         ValueError: If both are given, one is out of range, or y leaves no noise to estimate.
     """
     if noise_scale is not None and noise_prior is not None:
-        raise ValueError("noise_scale and noise_prior are both given: a known noise has no prior.")
+        raise ValueError(
+            "noise_scale and noise_prior are both given: a known noise has no prior."
+        )
     if noise_scale is not None:
         return Known(jnp.asarray(check_number(noise_scale, "noise_scale", "(0, inf)")))
     if noise_prior is not None:
         if not isinstance(noise_prior, tuple | list) or len(noise_prior) != 2:
-            raise ValueError(f"noise_prior must be a pair (shape, rate), got {noise_prior!r}.")
+            raise ValueError(
+                f"noise_prior must be a pair (shape, rate), got {noise_prior!r}."
+            )
         for name, value in zip(Gamma._fields, noise_prior, strict=True):
             check_number(value, f"noise_prior {name}", "(0, inf)")
         return Gamma(*map(jnp.asarray, noise_prior))
     square = ((y - y.mean() if with_intercept else y) ** 2).mean()
     if not is_traced(square) and not square > 0.0:
-        raise ValueError(f"y is {y[0]} in all rows, so its noise cannot be estimated: pass noise_scale.")
+        raise ValueError(
+            f"y is {y[0]} in all rows, so its noise cannot be estimated: pass noise_scale."
+        )
     return Estimated(jnp.finfo(jnp.result_type(float)).eps * square)

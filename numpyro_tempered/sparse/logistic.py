@@ -19,7 +19,14 @@ from numpyro_tempered.gaussian.families.spike_slab import kl
 from numpyro_tempered.sparse.arguments import Regression, as_data, as_regression
 from numpyro_tempered.sparse.ascent import Search, Start, Update, find_best, outcome
 from numpyro_tempered.sparse.base import LogisticFit, Prior, target_moments
-from numpyro_tempered.sparse.sweep import Design, block_prior, blocks, combine, products, sweep
+from numpyro_tempered.sparse.sweep import (
+    Design,
+    block_prior,
+    blocks,
+    combine,
+    products,
+    sweep,
+)
 
 
 @key_first
@@ -94,7 +101,9 @@ def fit_logistic(
     x, y = as_data(x, y)
     if not is_traced(y) and not np.all((y == 0.0) | (y == 1.0)):
         wrong = float(y[(y != 0.0) & (y != 1.0)][0])
-        raise ValueError(f"y must be 0 or 1, got {wrong:g}: pass booleans, such as y == {wrong:g}.")
+        raise ValueError(
+            f"y must be 0 or 1, got {wrong:g}: pass booleans, such as y == {wrong:g}."
+        )
     prior = Prior(inclusion_prob, slab_scale, intercept_scale)
     regression = as_regression(x, y, prior, init)
     check_number(alpha, "alpha", "(0, inf)", hint="Use jax.vmap for several.")
@@ -102,7 +111,9 @@ def fit_logistic(
     squared_loss = 0.5 * regression.x, 2.0 * regression.y - 1.0
     numbers = (jnp.asarray(alpha, regression.x.dtype),)
     search = Search(num_restarts, num_sweeps, tolerance)
-    best = find_best(rng_key, regression, squared_loss, logistic_ascent, numbers, search)
+    best = find_best(
+        rng_key, regression, squared_loss, logistic_ascent, numbers, search
+    )
     return LogisticFit(
         **outcome(best.ascent.point.q, best, regression, num_sweeps),
         objective=best.ascent.objective,
@@ -132,7 +143,9 @@ def quadratic_weight(xi: Array) -> Array:
     near = jnp.abs(xi) < 1e-2
     safe = jnp.where(near, 1.0, xi)
     # The next term of the series is below ξ⁴ / 500, 2e-11.
-    return jnp.where(near, 0.25 - jnp.square(xi) / 48.0, jnp.tanh(0.5 * safe) / (2.0 * safe))
+    return jnp.where(
+        near, 0.25 - jnp.square(xi) / 48.0, jnp.tanh(0.5 * safe) / (2.0 * safe)
+    )
 
 
 def log_two_cosh_half(xi: Array) -> Array:
@@ -140,7 +153,9 @@ def log_two_cosh_half(xi: Array) -> Array:
     return 0.5 * jnp.abs(xi) + jnp.log1p(jnp.exp(-jnp.abs(xi)))
 
 
-def logistic_ascent(regression: Regression, start: Start, alpha: Array) -> tuple[Update[State], State]:
+def logistic_ascent(
+    regression: Regression, start: Start, alpha: Array
+) -> tuple[Update[State], State]:
     """The update of an ascent, and its first state."""
     x, y, order = regression.x, regression.y, start.order
     columns = blocks(x.T[order])

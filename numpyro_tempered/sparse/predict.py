@@ -14,7 +14,14 @@ from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.infer.svi import TemperedFit, finish
 from numpyro_tempered.sparse.arguments import as_data, real_array
-from numpyro_tempered.sparse.base import Draws, LinearFit, LogisticFit, SparseFit, draw_factors, tempered_model
+from numpyro_tempered.sparse.base import (
+    Draws,
+    LinearFit,
+    LogisticFit,
+    SparseFit,
+    draw_factors,
+    tempered_model,
+)
 
 
 class Moments(NamedTuple):
@@ -89,12 +96,16 @@ def predict(fit: LinearFit, x: ArrayLike) -> Moments:
         Array([0.5], dtype=float32)
     """
     if not isinstance(fit, LinearFit):
-        raise TypeError(f"predict takes a LinearFit, got a {type(fit).__name__}: use predict_proba for classes.")
+        raise TypeError(
+            f"predict takes a LinearFit, got a {type(fit).__name__}: use predict_proba for classes."
+        )
     moments = linear_predictor(fit, x)
     noise = jnp.square(fit.noise_scale)
     if fit.noise_posterior is not None:
         shape, rate = fit.noise_posterior
-        noise = jnp.where(shape > 1.0, rate / jnp.where(shape > 1.0, shape - 1.0, 1.0), jnp.inf)
+        noise = jnp.where(
+            shape > 1.0, rate / jnp.where(shape > 1.0, shape - 1.0, 1.0), jnp.inf
+        )
     return Moments(moments.mean, jnp.sqrt(jnp.square(moments.scale) + noise))
 
 
@@ -123,14 +134,20 @@ def sample_posterior(rng_key: Array, fit: SparseFit, num_samples: int = 1000) ->
         >>> nt.sparse.sample_posterior(jax.random.key(1), fit, 500).coefficients.shape
         (500, 3)
     """
-    draws = draw_factors(rng_key, fit.factors(), check_count(num_samples, "num_samples"))
+    draws = draw_factors(
+        rng_key, fit.factors(), check_count(num_samples, "num_samples")
+    )
     coefficients = draws["coef"]
     with jax.default_matmul_precision("highest"):
-        return Draws(coefficients, draws.get("intercept", 0.0) - coefficients @ fit.centre)
+        return Draws(
+            coefficients, draws.get("intercept", 0.0) - coefficients @ fit.centre
+        )
 
 
 @key_first
-def predict_proba(rng_key: Array, fit: LogisticFit, x: ArrayLike, num_samples: int = 1000) -> Moments:
+def predict_proba(
+    rng_key: Array, fit: LogisticFit, x: ArrayLike, num_samples: int = 1000
+) -> Moments:
     """Probabilities of class 1 at new rows, averaged over draws of the posterior.
 
     Under a spike-and-slab posterior the predictor is a mixture of Gaussians: its mean and variance do not
@@ -158,9 +175,13 @@ def predict_proba(rng_key: Array, fit: LogisticFit, x: ArrayLike, num_samples: i
         Array([ True], dtype=bool)
     """
     if not isinstance(fit, LogisticFit):
-        raise TypeError(f"predict_proba takes a LogisticFit, got a {type(fit).__name__}: use predict.")
+        raise TypeError(
+            f"predict_proba takes a LogisticFit, got a {type(fit).__name__}: use predict."
+        )
     rows = _rows(fit, x)
-    draws = draw_factors(rng_key, fit.factors(), check_count(num_samples, "num_samples"))
+    draws = draw_factors(
+        rng_key, fit.factors(), check_count(num_samples, "num_samples")
+    )
     intercept = jnp.reshape(draws.get("intercept", 0.0), (-1, 1))
     with jax.default_matmul_precision("highest"):
         probabilities = jax.nn.sigmoid(intercept + draws["coef"] @ rows.T)
@@ -169,7 +190,12 @@ def predict_proba(rng_key: Array, fit: LogisticFit, x: ArrayLike, num_samples: i
 
 @key_first
 def sparse_as_tempered_fit(
-    rng_key: Array, fit: SparseFit, x: ArrayLike, y: ArrayLike, *, num_particles: int = 1000
+    rng_key: Array,
+    fit: SparseFit,
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    num_particles: int = 1000,
 ) -> TemperedFit:
     """A sparse regression as a result of SVI, for ``compare``, ``to_inference_data`` and ``round_and_refit``.
 
@@ -206,7 +232,9 @@ def sparse_as_tempered_fit(
         (1, 1000, 3)
     """
     if not isinstance(fit, LinearFit | LogisticFit):
-        raise TypeError(f"sparse_as_tempered_fit takes a LinearFit or LogisticFit, got {type(fit).__name__}.")
+        raise TypeError(
+            f"sparse_as_tempered_fit takes a LinearFit or LogisticFit, got {type(fit).__name__}."
+        )
     if isinstance(fit, LinearFit) and fit.noise_posterior is not None:
         raise ValueError(
             "the noise of this LinearFit has a prior, which the model of sparse_as_tempered_fit has not: fit "
@@ -218,11 +246,23 @@ def sparse_as_tempered_fit(
     guide = AutoSpikeAndSlab(tempered)
     args = (jnp.asarray(x, fit.posterior.loc.dtype), jnp.asarray(y))
     first_call(lambda: handlers.seed(guide, setup_key)(*args), guide)
-    params = {f"coef_auto_{field}": value for field, value in fit.posterior._asdict().items()}
+    params = {
+        f"coef_auto_{field}": value for field, value in fit.posterior._asdict().items()
+    }
     if fit.intercept is not None:
-        params |= {f"intercept_auto_{field}": value for field, value in fit.intercept._asdict().items()}
+        params |= {
+            f"intercept_auto_{field}": value
+            for field, value in fit.intercept._asdict().items()
+        }
     result = finish(
-        (keys[0], keys[1]), tempered, guide, params, jnp.zeros(0), args, kwargs={}, num_particles=num_particles
+        (keys[0], keys[1]),
+        tempered,
+        guide,
+        params,
+        jnp.zeros(0),
+        args,
+        kwargs={},
+        num_particles=num_particles,
     )
     value, kl = fit.as_elbo().value, result.elbo.kl
     off = result.elbo.value - value
@@ -235,7 +275,9 @@ def sparse_as_tempered_fit(
         )
     if isinstance(fit, LogisticFit):
         return result
-    return result._replace(elbo=TemperedELBO(value, 0.0, (value + kl) / float(np.asarray(fit.alpha)), kl))
+    return result._replace(
+        elbo=TemperedELBO(value, 0.0, (value + kl) / float(np.asarray(fit.alpha)), kl)
+    )
 
 
 def _rows(fit: SparseFit, x: ArrayLike) -> Array:
@@ -247,5 +289,7 @@ def _rows(fit: SparseFit, x: ArrayLike) -> Array:
     values = real_array(x, "x")
     d = fit.centre.shape[0]
     if values.ndim != 2 or values.shape[1] != d:
-        raise ValueError(f"x must have shape (n, {d}), as the rows of the fit, got {values.shape}.")
+        raise ValueError(
+            f"x must have shape (n, {d}), as the rows of the fit, got {values.shape}."
+        )
     return jnp.asarray(values - fit.centre, fit.posterior.loc.dtype)

@@ -43,7 +43,9 @@ class Design(NamedTuple):
 def blocks(values: Array, fill: float = 0.0) -> Array:
     """Values ``(d, ...)`` of the coefficients as ``(K, B, ...)``."""
     padding = [(0, -values.shape[0] % BLOCK)] + [(0, 0)] * (values.ndim - 1)
-    return jnp.reshape(jnp.pad(values, padding, constant_values=fill), (-1, BLOCK, *values.shape[1:]))
+    return jnp.reshape(
+        jnp.pad(values, padding, constant_values=fill), (-1, BLOCK, *values.shape[1:])
+    )
 
 
 def block_design(columns: Array) -> Design:
@@ -54,7 +56,9 @@ def block_design(columns: Array) -> Design:
 
 def block_prior(prior: SpikeSlab) -> SpikeSlab:
     """The prior in blocks; columns of 0 that fill the last one have a prior of their own."""
-    return SpikeSlab(blocks(prior.probs, 0.5), blocks(prior.loc), blocks(prior.scale, 1.0))
+    return SpikeSlab(
+        blocks(prior.probs, 0.5), blocks(prior.loc), blocks(prior.scale, 1.0)
+    )
 
 
 def combine(columns: Array, mean: Array) -> Array:
@@ -68,7 +72,11 @@ def products(columns: Array, rows: Array) -> Array:
 
 
 def gauss_seidel(
-    design: Design, residual: Array, mean: Array, update: Callable[[T, Array], Array], parameters: T
+    design: Design,
+    residual: Array,
+    mean: Array,
+    update: Callable[[T, Array], Array],
+    parameters: T,
 ) -> tuple[Array, Array]:
     """All coordinates once, one after another, each at its best given the others.
 
@@ -86,7 +94,9 @@ def gauss_seidel(
         The coefficients, and the :math:`x_j'r_{-j}` from which they follow.
     """
 
-    def block(residual: Array, inputs: tuple[Array, Array | None, Array, T]) -> tuple[Array, tuple[Array, Array]]:
+    def block(
+        residual: Array, inputs: tuple[Array, Array | None, Array, T]
+    ) -> tuple[Array, tuple[Array, Array]]:
         columns, gram, old, parameters = inputs
         if gram is None:
             # While the columns are in the cache; the weights change from sweep to sweep.
@@ -100,14 +110,20 @@ def gauss_seidel(
             for k in range(j):
                 product = product - gram[j, k] * (new[k] - old[k])
             partial.append(product)
-            new.append(update(jax.tree.map(lambda leaf, j=j: leaf[j], parameters), product))
+            new.append(
+                update(jax.tree.map(lambda leaf, j=j: leaf[j], parameters), product)
+            )
         after = jnp.stack(new)
         return residual - (after - old) @ columns, (after, jnp.stack(partial))
 
-    return jax.lax.scan(block, residual, (design.columns, design.gram, mean, parameters))[1]
+    return jax.lax.scan(
+        block, residual, (design.columns, design.gram, mean, parameters)
+    )[1]
 
 
-def sweep(design: Design, prior: SpikeSlab, precision: Array, residual: Array, mean: Array) -> SpikeSlab:
+def sweep(
+    design: Design, prior: SpikeSlab, precision: Array, residual: Array, mean: Array
+) -> SpikeSlab:
     """The factors after one sweep.
 
     Args:
@@ -119,7 +135,9 @@ def sweep(design: Design, prior: SpikeSlab, precision: Array, residual: Array, m
     """
     scale = jnp.sqrt(1.0 / (precision * design.norms + 1.0 / jnp.square(prior.scale)))
     gain = precision * jnp.square(scale)
-    log_odds = jnp.log(prior.probs) - jnp.log1p(-prior.probs) + jnp.log(scale / prior.scale)
+    log_odds = (
+        jnp.log(prior.probs) - jnp.log1p(-prior.probs) + jnp.log(scale / prior.scale)
+    )
     curvature = 0.5 / jnp.square(scale)
 
     def inclusion(log_odds: Array, curvature: Array, loc: Array) -> Array:
@@ -130,6 +148,8 @@ def sweep(design: Design, prior: SpikeSlab, precision: Array, residual: Array, m
         loc = gain * product
         return inclusion(log_odds, curvature, loc) * loc
 
-    _, partial = gauss_seidel(design, residual, mean, update, (gain, log_odds, curvature))
+    _, partial = gauss_seidel(
+        design, residual, mean, update, (gain, log_odds, curvature)
+    )
     loc = gain * partial
     return SpikeSlab(inclusion(log_odds, curvature, loc), loc, scale)

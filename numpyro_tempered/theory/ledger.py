@@ -92,18 +92,24 @@ def regret_ledger(
     names = list(losses)
     _, num_replications, num_rounds = at_mean.shape
     several = [hindsight] if isinstance(hindsight, Hindsight) else hindsight
-    best = None if several is None else _best_losses(several, num_replications, num_rounds)
+    best = (
+        None if several is None else _best_losses(several, num_replications, num_rounds)
+    )
     for label, by_rule in (("bounds", bounds), ("averages", averages)):
         unknown = sorted(set(by_rule or {}) - set(names))
         if unknown:
-            raise ValueError(f"{label} has {unknown}, which are not among the rules {names}.")
+            raise ValueError(
+                f"{label} has {unknown}, which are not among the rules {names}."
+            )
     round_numbers = _choose_rounds(rounds, num_rounds)
 
     finite = np.isfinite(at_mean)
     at_mean = np.where(finite, at_mean, 0.0)
     cumulative = np.cumsum(at_mean, axis=-1)
     average = (cumulative / np.maximum(np.cumsum(finite, axis=-1), 1)).mean(axis=1)
-    reference = names[int(np.argmin(average[:, -1]))] if reference is None else reference
+    reference = (
+        names[int(np.argmin(average[:, -1]))] if reference is None else reference
+    )
     base = names.index(check_choice(reference, "reference", names))
 
     both = finite & finite[base]
@@ -123,7 +129,9 @@ def regret_ledger(
         columns["regret"], regret_se = _paired(at_mean - best, finite)
         columns["regret_expected"] = _sum(expected - best, finite).mean(axis=1)
         columns["regret_se"] = regret_se
-    columns["bound"], columns["cumulative_bound"] = np.full((2, len(names), num_rounds), np.nan)
+    columns["bound"], columns["cumulative_bound"] = np.full(
+        (2, len(names), num_rounds), np.nan
+    )
     for name, bound in (bounds or {}).items():
         i = names.index(name)
         if np.all(finite[i]):
@@ -133,48 +141,79 @@ def regret_ledger(
     coords = {"rule": names, "round": round_numbers.tolist()}
     dims = {name: ["rule", "round"][: column.ndim] for name, column in columns.items()}
     rows = round_numbers - 1
-    values = {name: column[:, rows] if column.ndim == 2 else column for name, column in columns.items()}
+    values = {
+        name: column[:, rows] if column.ndim == 2 else column
+        for name, column in columns.items()
+    }
     groups = {"regret": dataset(values, coords=coords, dims=dims)}
     if hindsight is not None:
         groups["hindsight"] = _hindsight_group(hindsight, best_sum[rows], coords)
     if averages:
-        groups["online_to_batch"] = _batch_group(averages, names, columns["bound"][:, -1], num_rounds)
+        groups["online_to_batch"] = _batch_group(
+            averages, names, columns["bound"][:, -1], num_rounds
+        )
     attrs = {
         "reference": reference,
         "standard_errors": "over replications" if replicated else "over rounds",
         "num_replications": num_replications,
         "num_rounds": num_rounds,
-        "sources": json.dumps({name: bound.source for name, bound in (bounds or {}).items()}),
-        "assumptions": json.dumps({name: list(bound.assumptions) for name, bound in (bounds or {}).items()}),
+        "sources": json.dumps(
+            {name: bound.source for name, bound in (bounds or {}).items()}
+        ),
+        "assumptions": json.dumps(
+            {name: list(bound.assumptions) for name, bound in (bounds or {}).items()}
+        ),
         **versions(),
     }
-    return assemble({name: each.assign_attrs(attrs) for name, each in groups.items()}, attrs)
+    return assemble(
+        {name: each.assign_attrs(attrs) for name, each in groups.items()}, attrs
+    )
 
 
 def _stack(losses: Mapping[str, Losses]) -> tuple[np.ndarray, np.ndarray, bool]:
     """Both losses as arrays (rule, replication, round), and whether there are replications."""
     if not isinstance(losses, Mapping) or not losses:
-        raise ValueError("regret_ledger needs the losses of at least one rule, as a mapping from its name.")
+        raise ValueError(
+            "regret_ledger needs the losses of at least one rule, as a mapping from its name."
+        )
     for name, value in losses.items():
         if not isinstance(value, Losses):
-            raise ValueError(f"losses[{name!r}] must be Losses, as run returns them, got {type(value).__name__}.")
-    pairs = [[np.asarray(part, np.float64) for part in value] for value in losses.values()]
-    shapes = {name: part.shape for name, pair in zip(losses, pairs, strict=True) for part in pair}
+            raise ValueError(
+                f"losses[{name!r}] must be Losses, as run returns them, got {type(value).__name__}."
+            )
+    pairs = [
+        [np.asarray(part, np.float64) for part in value] for value in losses.values()
+    ]
+    shapes = {
+        name: part.shape
+        for name, pair in zip(losses, pairs, strict=True)
+        for part in pair
+    }
     first = pairs[0][0]
-    if first.ndim not in (1, 2) or first.size == 0 or any(p.shape != first.shape for pair in pairs for p in pair):
-        raise ValueError(f"losses must have one shape (T,) or (R, T) for all rules, got {shapes}.")
+    if (
+        first.ndim not in (1, 2)
+        or first.size == 0
+        or any(p.shape != first.shape for pair in pairs for p in pair)
+    ):
+        raise ValueError(
+            f"losses must have one shape (T,) or (R, T) for all rules, got {shapes}."
+        )
     stacked = np.array([[np.atleast_2d(part) for part in pair] for pair in pairs])
     return stacked[:, 0], stacked[:, 1], stacked.shape[2] > 1
 
 
-def _best_losses(several: Sequence[Hindsight], num_replications: int, num_rounds: int) -> np.ndarray:
+def _best_losses(
+    several: Sequence[Hindsight], num_replications: int, num_rounds: int
+) -> np.ndarray:
     """Losses of the best fixed parameter, (replication, round)."""
     counts = [len(h.losses) for h in several]
     if len(counts) not in (1, num_replications) or set(counts) != {num_rounds}:
         raise ValueError(
             f"hindsight must be one or {num_replications}, with the losses of {num_rounds} rounds, got {counts}."
         )
-    return np.broadcast_to(np.stack([h.losses for h in several]), (num_replications, num_rounds))
+    return np.broadcast_to(
+        np.stack([h.losses for h in several]), (num_replications, num_rounds)
+    )
 
 
 def _choose_rounds(rounds: Sequence[int] | None, num_rounds: int) -> np.ndarray:
@@ -192,7 +231,9 @@ def _sum(values: np.ndarray, included: np.ndarray) -> np.ndarray:
     return np.cumsum(np.where(included, values, 0.0), axis=-1)
 
 
-def _paired(differences: np.ndarray, included: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _paired(
+    differences: np.ndarray, included: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Sums of differences (rule, replication, round), averaged over replications, and their standard errors."""
     sums = _sum(differences, included)
     num_replications = sums.shape[1]
@@ -208,7 +249,9 @@ def _paired(differences: np.ndarray, included: np.ndarray) -> tuple[np.ndarray, 
     return sums[:, 0], se[:, 0]
 
 
-def _bound_by_round(name: str, bound: Bound, best: np.ndarray, num_replications: int) -> np.ndarray:
+def _bound_by_round(
+    name: str, bound: Bound, best: np.ndarray, num_replications: int
+) -> np.ndarray:
     """Bounds on the regret and on the cumulative loss, (2, round), for the cumulative loss of the best θ."""
     value, num_rounds = np.asarray(bound.value, np.float64), len(best)
     if value.shape not in ((), (num_rounds,), (num_replications, num_rounds)):
@@ -220,31 +263,60 @@ def _bound_by_round(name: str, bound: Bound, best: np.ndarray, num_replications:
         by_round = np.append(np.full(num_rounds - 1, np.nan), value)
     else:
         by_round = np.atleast_2d(value).mean(axis=0)
-    return np.stack([by_round, by_round + best] if bound.comparator is None else [by_round - best, by_round])
+    return np.stack(
+        [by_round, by_round + best]
+        if bound.comparator is None
+        else [by_round - best, by_round]
+    )
 
 
 def _hindsight_group(
-    hindsight: Hindsight | Sequence[Hindsight], cumulative: np.ndarray, coords: Mapping[str, Sequence]
+    hindsight: Hindsight | Sequence[Hindsight],
+    cumulative: np.ndarray,
+    coords: Mapping[str, Sequence],
 ) -> "xr.Dataset":
     names = ("theta", "value", "lower")
     if isinstance(hindsight, Hindsight):
         values, lead = {name: getattr(hindsight, name) for name in names}, []
     else:
-        values, lead = {name: np.stack([getattr(h, name) for h in hindsight]) for name in names}, ["replication"]
-    dims = {"theta": [*lead, "coefficient"], "value": lead, "lower": lead, "cumulative": ["round"]}
+        values, lead = (
+            {name: np.stack([getattr(h, name) for h in hindsight]) for name in names},
+            ["replication"],
+        )
+    dims = {
+        "theta": [*lead, "coefficient"],
+        "value": lead,
+        "lower": lead,
+        "cumulative": ["round"],
+    }
     return dataset({**values, "cumulative": cumulative}, coords=coords, dims=dims)
 
 
 def _batch_group(
-    averages: Mapping[str, ArrayLike], names: list[str], regret: np.ndarray, num_rounds: int
+    averages: Mapping[str, ArrayLike],
+    names: list[str],
+    regret: np.ndarray,
+    num_rounds: int,
 ) -> "xr.Dataset":
     points = {name: np.asarray(value, np.float64) for name, value in averages.items()}
     shapes = {name: point.shape for name, point in points.items()}
-    if len(set(shapes.values())) > 1 or any(point.ndim not in (1, 2) for point in points.values()):
-        raise ValueError(f"averages must have one shape (d,) or (R, d) for all rules, got {shapes}.")
+    if len(set(shapes.values())) > 1 or any(
+        point.ndim not in (1, 2) for point in points.values()
+    ):
+        raise ValueError(
+            f"averages must have one shape (d,) or (R, d) for all rules, got {shapes}."
+        )
     rules = [name for name in names if name in points]
     stacked = np.stack([points[name] for name in rules])
-    guarantee = online_to_batch(num_rounds, regret[[names.index(name) for name in rules]]).value
-    dims = ["rule", "replication", "coefficient"] if stacked.ndim == 3 else ["rule", "coefficient"]
+    guarantee = online_to_batch(
+        num_rounds, regret[[names.index(name) for name in rules]]
+    ).value
+    dims = (
+        ["rule", "replication", "coefficient"]
+        if stacked.ndim == 3
+        else ["rule", "coefficient"]
+    )
     values = {"average": stacked, "guarantee": guarantee}
-    return dataset(values, coords={"rule": rules}, dims={"average": dims, "guarantee": ["rule"]})
+    return dataset(
+        values, coords={"rule": rules}, dims={"average": dims, "guarantee": ["rule"]}
+    )

@@ -85,14 +85,23 @@ def on_streams(names, data_dir, num_permutations, num_rounds):
         rule = None
         for seed in range(1 if name == "Cover Type" else num_permutations):
             x, y, loss = load(name, data_dir, seed)
-            x, y = jnp.asarray(x[:num_rounds], jnp.float32), jnp.asarray(y[:num_rounds], jnp.float32)
+            x, y = (
+                jnp.asarray(x[:num_rounds], jnp.float32),
+                jnp.asarray(y[:num_rounds], jnp.float32),
+            )
             length, d = x.shape
             if rule is None:
                 grids = make_grids(d)
                 labels = sum((s.labels for s in grids), ())
                 rule, plain = aggregate(*grids), nt.online.oga(length**-0.5)
-            expectation = nt.expectations.hinge() if loss == "hinge" else nt.expectations.squared()
-            prior = nt.families.MeanField(jnp.zeros(d, jnp.float32), jnp.full(d, d**-0.5, jnp.float32))
+            expectation = (
+                nt.expectations.hinge()
+                if loss == "hinge"
+                else nt.expectations.squared()
+            )
+            prior = nt.families.MeanField(
+                jnp.zeros(d, jnp.float32), jnp.full(d, d**-0.5, jnp.float32)
+            )
             state, losses = nt.online.run(rule, expectation, rule.init(prior), x, y)
             _, other = nt.online.run(plain, expectation, plain.init(prior), x, y)
             each = np.asarray(state.memory.losses.value, np.float64) / length
@@ -133,17 +142,32 @@ def on_drift(num_seeds, num_rounds):
     for share in (0.0, 1e-4, 1e-3, 1e-2):
         rule = aggregate_windows(share=share)
         for seed in range(num_seeds):
-            state, losses = nt.online.run(rule, hinge, rule.init(prior), *flipping(seed, num_rounds))
+            state, losses = nt.online.run(
+                rule, hinge, rule.init(prior), *flipping(seed, num_rounds)
+            )
             each = np.asarray(state.memory.losses.value, np.float64) / num_rounds
-            row = {"share": share, "seed": seed, "aggregate": average(losses.at_mean), "best window": each.min()}
-            row |= {"ratio": row["aggregate"] / each.min(), "regret": float(regret(state))}
+            row = {
+                "share": share,
+                "seed": seed,
+                "aggregate": average(losses.at_mean),
+                "best window": each.min(),
+            }
+            row |= {
+                "ratio": row["aggregate"] / each.min(),
+                "regret": float(regret(state)),
+            }
             row |= {"bound": float(regret_bound(state))}
-            rows.append(row | {f"window {w:g}": loss for w, loss in zip(WINDOWS, each, strict=True)})
+            rows.append(
+                row
+                | {f"window {w:g}": loss for w, loss in zip(WINDOWS, each, strict=True)}
+            )
     rule = aggregate_windows()
     x, y = flipping(0, num_rounds)
     state, shown = rule.init(prior), []
     for first in range(0, num_rounds, 50):
-        state, _ = nt.online.run(rule, hinge, state, x[first : first + 50], y[first : first + 50])
+        state, _ = nt.online.run(
+            rule, hinge, state, x[first : first + 50], y[first : first + 50]
+        )
         shown.append(np.asarray(weights(state)))
     return pd.DataFrame(rows), np.array(shown)
 
@@ -154,9 +178,20 @@ def draw(table, shown, path):
     default = table[table.share == 1e-3]
     names = [f"window {w:g}" for w in WINDOWS]
     ticks = ["never" if np.isinf(w) else f"{w:g}" for w in WINDOWS]
-    left.errorbar(ticks, default[names].mean(), default[names].std(), marker="o", capsize=3, label="one window")
+    left.errorbar(
+        ticks,
+        default[names].mean(),
+        default[names].std(),
+        marker="o",
+        capsize=3,
+        label="one window",
+    )
     left.axhline(default["aggregate"].mean(), color="C1", label="aggregate")
-    left.set(xlabel="window (rounds)", ylabel="average hinge loss", title="Labels flip every 2500 rounds")
+    left.set(
+        xlabel="window (rounds)",
+        ylabel="average hinge loss",
+        title="Labels flip every 2500 rounds",
+    )
     left.tick_params(axis="x", rotation=45)
     left.legend()
     image = right.imshow(
@@ -166,7 +201,11 @@ def draw(table, shown, path):
         extent=(0, 50 * len(shown), -0.5, len(ticks) - 0.5),
         cmap="viridis",
     )
-    right.set(xlabel="round", ylabel="window (rounds)", title="Weights of the windows, one run")
+    right.set(
+        xlabel="round",
+        ylabel="window (rounds)",
+        title="Weights of the windows, one run",
+    )
     right.set_yticks(range(len(ticks)), ticks)
     figure.colorbar(image, ax=right)
     figure.savefig(path, dpi=120)
@@ -181,10 +220,20 @@ def about(sizes, options):
 def main():
     """Run both parts, write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="2 streams, 1 order of 400 rounds, 1 seed of 2000")
-    parser.add_argument("--data-dir", type=Path, help="folder of the data files; downloaded without it")
-    parser.add_argument("--drift-only", action="store_true", help="the stream that flips alone")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for tables and figure")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="2 streams, 1 order of 400 rounds, 1 seed of 2000",
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, help="folder of the data files; downloaded without it"
+    )
+    parser.add_argument(
+        "--drift-only", action="store_true", help="the stream that flips alone"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for tables and figure"
+    )
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     drift(options)
@@ -196,14 +245,19 @@ def drift(options):
     """The stream that flips: table and figure."""
     seeds, flips = (1, 2000) if options.small else (FLIP_SEEDS, 10_000)
     table, shown = on_drift(seeds, flips)
-    summary = table.groupby("share").agg(["mean", "max"])[["ratio", "aggregate", "best window", "regret"]]
+    summary = table.groupby("share").agg(["mean", "max"])[
+        ["ratio", "aggregate", "best window", "regret"]
+    ]
     print(summary.to_string())
     table.round(5).to_csv(options.output / "drift.csv", index=False)
     draw(table, shown, options.output / "drift.png")
     sizes = (
-        f"{seeds} seeds, T = {flips}, labels flipped every {NUM_FLIPS} rounds, {len(WINDOWS)} windows, float32"
+        f"{seeds} seeds, T = {flips}, labels flipped every {NUM_FLIPS} rounds, "
+        f"{len(WINDOWS)} windows, float32"
     )
-    (options.output / "drift.txt").write_text(f"{about(sizes, options)}\n{summary.round(4).to_string()}\n")
+    (options.output / "drift.txt").write_text(
+        f"{about(sizes, options)}\n{summary.round(4).to_string()}\n"
+    )
 
 
 def streams(options):
@@ -215,13 +269,17 @@ def streams(options):
     table.round(5).to_csv(options.output / "aggregation.csv", index=False)
     columns = ["aggregate", "best member", "OGA 1/√T", "regret", "bound"]
     means = table.groupby(["stream", "T", "d"], sort=False)[columns].mean()
-    ratio = table.groupby(["stream", "T", "d"], sort=False).ratio.agg(["mean", "max", "sem"])
+    ratio = table.groupby(["stream", "T", "d"], sort=False).ratio.agg(
+        ["mean", "max", "sem"]
+    )
     means.insert(2, "ratio", ratio["mean"])
     means.insert(3, "s.e.", ratio["sem"])
     means.insert(4, "largest", ratio["max"])
     print(means.to_string())
     sizes = f"{size} experts, {orders} orders (Cover Type 1), float32"
-    (options.output / "aggregation.txt").write_text(f"{about(sizes, options)}\n{means.round(4).to_string()}\n")
+    (options.output / "aggregation.txt").write_text(
+        f"{about(sizes, options)}\n{means.round(4).to_string()}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 # Compilation is most of the time.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+)
 
 import jax
 import pandas as pd
@@ -32,7 +34,15 @@ from matrix.models import ALPHAS, MODELS  # noqa: E402
 
 SEED = 0
 # One algorithm of each kind, for --small.
-SMALL = ("BarkerMH", "AIES", "SVI, AutoNormal", "Predictive", "log_likelihood", "psis_diagnostic", "HMCECS")
+SMALL = (
+    "BarkerMH",
+    "AIES",
+    "SVI, AutoNormal",
+    "Predictive",
+    "log_likelihood",
+    "psis_diagnostic",
+    "HMCECS",
+)
 SMALL_MODELS = ("normal", "half_normal_scale")
 
 
@@ -67,7 +77,9 @@ def summarise(rows):
     if not rows.right.all():
         return "**wrong**"
     verdict = rows.verdict.iloc[0]  # of the smallest power
-    return f"exact {rows.value.astype(float).max():.1f}" if verdict == "exact" else verdict
+    return (
+        f"exact {rows.value.astype(float).max():.1f}" if verdict == "exact" else verdict
+    )
 
 
 def markdown(table, names, model_names):
@@ -88,19 +100,38 @@ def markdown(table, names, model_names):
 def main():
     """Run the cells and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="some algorithms, two models, one power; no files")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="some algorithms, two models, one power; no files",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--output", type=Path, help="folder of the table; by default that of the documentation")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder of the table; by default that of the documentation",
+    )
     options = parser.parse_args()
-    names, model_names, alphas = (SMALL, SMALL_MODELS, (0.5,)) if options.small else (CHECKS, MODELS, ALPHAS)
+    names, model_names, alphas = (
+        (SMALL, SMALL_MODELS, (0.5,)) if options.small else (CHECKS, MODELS, ALPHAS)
+    )
     jobs = [(name, model_name, alphas) for name in names for model_name in model_names]
     start, rows = time.perf_counter(), []
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        options.jobs, multiprocessing.get_context("spawn")
+    ) as pool:
         for cells in pool.map(run, jobs):
             rows += cells
             verdicts = " ".join(cell["verdict"] for cell in cells)
-            wrong = "" if all(cell["right"] for cell in cells) else f"  <- {[cell['note'] for cell in cells]}"
-            print(f"{cells[0]['algorithm']}, {cells[0]['model']}: {verdicts}{wrong}", flush=True)
+            wrong = (
+                ""
+                if all(cell["right"] for cell in cells)
+                else f"  <- {[cell['note'] for cell in cells]}"
+            )
+            print(
+                f"{cells[0]['algorithm']}, {cells[0]['model']}: {verdicts}{wrong}",
+                flush=True,
+            )
     minutes = (time.perf_counter() - start) / 60
     table = pd.DataFrame(rows)
     wrong = table[~table.right]

@@ -49,13 +49,20 @@ def measure(way):
     import numpyro_tempered as nt
 
     def model(x, y=None):
-        beta = numpyro.sample("beta", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1))
+        beta = numpyro.sample(
+            "beta", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1)
+        )
         with numpyro.plate("n", x.shape[0]):
             numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
 
     criteria = {
         f"{make.__name__}()": make
-        for make in (nt.alpha.magnitude, nt.alpha.lyddon, nt.alpha.bootstrap_fisher, nt.alpha.gpc)
+        for make in (
+            nt.alpha.magnitude,
+            nt.alpha.lyddon,
+            nt.alpha.bootstrap_fisher,
+            nt.alpha.gpc,
+        )
     } | {"safe_bayes()": nt.alpha.safe_bayes}
 
     def call(key, *args):
@@ -65,12 +72,17 @@ def measure(way):
             return nt.temper_path(key, model, AutoNormal, *args)
         if way == "calibrated_powers":
             return nt.alpha.calibrated_powers(key, model, *args)
-        return nt.select_alpha(key, model, AutoNormal, *args, criterion=criteria[way]()).alpha
+        return nt.select_alpha(
+            key, model, AutoNormal, *args, criterion=criteria[way]()
+        ).alpha
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", nt.alpha.DependenceWarning)
         rows = measure_calls(call, (1, 2), lambda number: data())
-    return [{"way": way} | {name: row[name] for name in ("call", "seconds", "programs")} for row in rows]
+    return [
+        {"way": way} | {name: row[name] for name in ("call", "seconds", "programs")}
+        for row in rows
+    ]
 
 
 def main():

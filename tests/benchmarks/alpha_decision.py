@@ -27,7 +27,15 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 from alpha_decision_figures import draw_outcomes, draw_paths
-from alpha_decision_linear import LEVEL, by_curvature, held_out, log_evidence, loo, posterior, safe_bayes_losses
+from alpha_decision_linear import (
+    LEVEL,
+    by_curvature,
+    held_out,
+    log_evidence,
+    loo,
+    posterior,
+    safe_bayes_losses,
+)
 from numpyro.infer.autoguide import AutoMultivariateNormal
 from provenance import describe
 from scipy.stats import norm
@@ -60,7 +68,9 @@ def draw(problem, seed, num_data=NUM_DATA):
 def choose(x, y, prior_var, seed, alphas, num_bootstrap):
     """The alpha of each method."""
     rng = np.random.default_rng([seed, 1])
-    counts = rng.multinomial(len(y), np.full(len(y), 1.0 / len(y)), size=num_bootstrap).astype(float)
+    counts = rng.multinomial(
+        len(y), np.full(len(y), 1.0 / len(y)), size=num_bootstrap
+    ).astype(float)
     losses = safe_bayes_losses(x, y, prior_var, alphas)
     return {
         "alpha = 1": 1.0,
@@ -72,8 +82,12 @@ def choose(x, y, prior_var, seed, alphas, num_bootstrap):
         "coarsening(50)": 1.0 / (1.0 + len(y) / COARSE),
         "theory_default": 0.5,
         "not to be used: loo": alphas[np.argmax(loo(x, y, prior_var, alphas))],
-        "not to be used: held_out": alphas[np.argmax(held_out(x, y, prior_var, alphas))],
-        "not to be used: evidence": alphas[np.argmax(log_evidence(x, y, prior_var, alphas))],
+        "not to be used: held_out": alphas[
+            np.argmax(held_out(x, y, prior_var, alphas))
+        ],
+        "not to be used: evidence": alphas[
+            np.argmax(log_evidence(x, y, prior_var, alphas))
+        ],
     }
 
 
@@ -88,11 +102,18 @@ def outcomes(x, y, truth, alphas):
     covered = np.abs(mean - truth) <= norm.ppf(0.5 + 0.5 * LEVEL) * np.sqrt(variance)
     # A method that has refused has no outcome.
     risk, covered = risk + 0.0 * alphas, covered + 0.0 * alphas[:, None]
-    return np.column_stack([risk, risk + variance.sum(axis=1), covered[:, 0], covered[:, 1:].mean(axis=1)])
+    return np.column_stack(
+        [risk, risk + variance.sum(axis=1), covered[:, 0], covered[:, 1:].mean(axis=1)]
+    )
 
 
 OUTCOMES = ("risk_mean", "risk_draws", "coverage_first", "coverage_others")
-TITLES = ("risk of the mean", "risk of draws", "coverage, coefficient 1", "coverage, coefficients 2 to 10")
+TITLES = (
+    "risk of the mean",
+    "risk of draws",
+    "coverage, coefficient 1",
+    "coverage, coefficients 2 to 10",
+)
 
 
 def simulate(problem, num_seeds, num_bootstrap):
@@ -103,16 +124,25 @@ def simulate(problem, num_seeds, num_bootstrap):
         along.append(outcomes(x, y, truth, POWERS))
         alphas = choose(x, y, PRIOR_VAR, seed, TRIED, num_bootstrap)
         found = outcomes(x, y, truth, np.array(list(alphas.values())))
-        chosen += [(name, alpha, *row) for (name, alpha), row in zip(alphas.items(), found, strict=True)]
+        chosen += [
+            (name, alpha, *row)
+            for (name, alpha), row in zip(alphas.items(), found, strict=True)
+        ]
     root = np.sqrt(num_seeds)
     mean, se = np.mean(along, axis=0), np.std(along, axis=0, ddof=1) / root
     curves = pd.DataFrame({"problem": problem, "alpha": POWERS})
     for k, name in enumerate(OUTCOMES):
         curves[name], curves[f"{name}_se"] = mean[:, k], se[:, k]
     rows = []
-    for name, part in pd.DataFrame(chosen, columns=["method", "alpha", *OUTCOMES]).groupby("method", sort=False):
+    for name, part in pd.DataFrame(
+        chosen, columns=["method", "alpha", *OUTCOMES]
+    ).groupby("method", sort=False):
         logs = np.log(part["alpha"].dropna())
-        row = {"problem": problem, "method": name, "refused": part["alpha"].isna().mean()}
+        row = {
+            "problem": problem,
+            "method": name,
+            "refused": part["alpha"].isna().mean(),
+        }
         row |= {"alpha": np.exp(logs.mean()), "alpha_low": np.exp(logs.quantile(0.1))}
         row |= {"alpha_high": np.exp(logs.quantile(0.9))}
         for each in OUTCOMES:
@@ -131,7 +161,10 @@ def best_alphas(curves):
         for name in OUTCOMES[2:]:
             # From above: with next to no data the intervals are the prior's.
             last = np.flatnonzero(part[name] >= LEVEL)[-1]
-            logs, level = np.log(part["alpha"].values[last : last + 2]), part[name].values[last : last + 2]
+            logs, level = (
+                np.log(part["alpha"].values[last : last + 2]),
+                part[name].values[last : last + 2],
+            )
             row[name] = np.exp(np.interp(-LEVEL, -level, logs))
         rows.append(row)
     return pd.DataFrame(rows)
@@ -167,14 +200,25 @@ def location(num_seeds, num_bootstrap):
         finer = log_evidence(x, y, 100.0, FINE) + FINE * NUM_DATA * np.log(100.0)
         found["not to be used: evidence, y / 100"] = FINE[np.argmax(finer)]
         rows += [
-            (name, alpha) for name, alpha in found.items() if name not in ("alpha = 1", "gpc, first coefficient")
+            (name, alpha)
+            for name, alpha in found.items()
+            if name not in ("alpha = 1", "gpc, first coefficient")
         ]
-    table = pd.DataFrame(rows, columns=["method", "alpha"]).groupby("method", sort=False)["alpha"]
-    return table.quantile([0.1, 0.5, 0.9]).unstack().set_axis(["low", "median", "high"], axis=1).reset_index()
+    table = pd.DataFrame(rows, columns=["method", "alpha"]).groupby(
+        "method", sort=False
+    )["alpha"]
+    return (
+        table.quantile([0.1, 0.5, 0.9])
+        .unstack()
+        .set_axis(["low", "median", "high"], axis=1)
+        .reset_index()
+    )
 
 
 def model(x, y):
-    theta = numpyro.sample("theta", dist.Normal(0.0, np.sqrt(PRIOR_VAR)).expand([x.shape[1]]).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(0.0, np.sqrt(PRIOR_VAR)).expand([x.shape[1]]).to_event(1)
+    )
     with numpyro.plate("rows", len(y)):
         numpyro.sample("y", dist.Normal(x @ theta, 1.0), obs=y)
 
@@ -197,7 +241,9 @@ def by_library(problem, num_bootstrap, small):
     path = nt.table(choice.data).reset_index()
     alphas = path["alpha"].values
     losses = safe_bayes_losses(x, y, PRIOR_VAR, alphas, blocks)
-    path["gibbs_exact"], path["plugin_exact"] = (losses[name].sum(axis=1) for name in ("gibbs", "plugin"))
+    path["gibbs_exact"], path["plugin_exact"] = (
+        losses[name].sum(axis=1) for name in ("gibbs", "plugin")
+    )
     path["plugin_se"] = judge(losses, "plugin", "min", alphas).columns["criterion_se"]
     path["elpd_loo_exact"] = loo(x, y, PRIOR_VAR, alphas)
     within = [
@@ -205,15 +251,34 @@ def by_library(problem, num_bootstrap, small):
         for n, c in (("gibbs", "criterion"), ("plugin", "plugin"))
     ]
     rows = [
-        ("safe_bayes", "risk of draws", choice.alpha, within[0].min(), within[0].max(), closed["safe_bayes"]),
-        (PLUGIN, "risk of the mean", within[1].max(), within[1].min(), within[1].max(), closed[PLUGIN]),
+        (
+            "safe_bayes",
+            "risk of draws",
+            choice.alpha,
+            within[0].min(),
+            within[0].max(),
+            closed["safe_bayes"],
+        ),
+        (
+            PLUGIN,
+            "risk of the mean",
+            within[1].max(),
+            within[1].min(),
+            within[1].max(),
+            closed[PLUGIN],
+        ),
     ]
     task = Task(model, jax.random.key(1), data, {})
     criteria = (
         ("lyddon", nt.alpha.lyddon()),
         ("bootstrap_fisher", nt.alpha.bootstrap_fisher(num_bootstrap=num_bootstrap)),
         ("gpc", nt.alpha.gpc(LEVEL, num_bootstrap=num_bootstrap)),
-        ("gpc, first coefficient", nt.alpha.gpc(LEVEL, of=lambda v: v["theta"][0], num_bootstrap=num_bootstrap)),
+        (
+            "gpc, first coefficient",
+            nt.alpha.gpc(
+                LEVEL, of=lambda v: v["theta"][0], num_bootstrap=num_bootstrap
+            ),
+        ),
     )
     for name, criterion in criteria[:1] if small else criteria:
         try:
@@ -223,11 +288,18 @@ def by_library(problem, num_bootstrap, small):
             print(f"{problem}, {name}: {error}")
             alpha, se = np.nan, np.nan
         rows.append((name, "coverage", alpha, alpha - se, alpha + se, closed[name]))
-    for name, aim, alpha in (("coarsening(50)", "robustness", 1 / 3), ("theory_default", "theory", 0.5)):
+    for name, aim, alpha in (
+        ("coarsening(50)", "robustness", 1 / 3),
+        ("theory_default", "theory", 0.5),
+    ):
         rows.append((name, aim, alpha, alpha, alpha, alpha))
     best = alphas[path["elpd_loo"].argmax()]
-    rows.append(("not to be used: loo", "none", best, best, best, closed["not to be used: loo"]))
-    shown = pd.DataFrame(rows, columns=["method", "aim", "alpha", "low", "high", "closed_form"])
+    rows.append(
+        ("not to be used: loo", "none", best, best, best, closed["not to be used: loo"])
+    )
+    shown = pd.DataFrame(
+        rows, columns=["method", "aim", "alpha", "low", "high", "closed_form"]
+    )
     return path.assign(problem=problem), shown.assign(problem=problem)
 
 
@@ -236,19 +308,27 @@ def by_library(problem, num_bootstrap, small):
 
 def plus_minus(table, name):
     """Numbers with standard errors, as text."""
-    return [f"{v:.3f} ± {e:.3f}" for v, e in zip(table[name], table[f"{name}_se"], strict=True)]
+    return [
+        f"{v:.3f} ± {e:.3f}"
+        for v, e in zip(table[name], table[f"{name}_se"], strict=True)
+    ]
 
 
 def powers(values):
     """Alphas with two digits or four decimals; those that do not exist are refusals."""
-    return ["refused" if np.isnan(v) else f"{v:.2f}" if v >= 0.01 else f"{v:.4f}" for v in values]
+    return [
+        "refused" if np.isnan(v) else f"{v:.2f}" if v >= 0.01 else f"{v:.4f}"
+        for v in values
+    ]
 
 
 def methods_table(part):
     """What each method does to risk and coverage."""
     table = pd.DataFrame({"method": part["method"]})
     spread = [powers(part[name]) for name in ("alpha", "alpha_low", "alpha_high")]
-    table["alpha (10% to 90%)"] = [f"{a} ({b} to {c})" for a, b, c in zip(*spread, strict=True)]
+    table["alpha (10% to 90%)"] = [
+        f"{a} ({b} to {c})" for a, b, c in zip(*spread, strict=True)
+    ]
     for name, title in zip(OUTCOMES, TITLES, strict=True):
         table[title] = plus_minus(part, name)
     table["refused"] = [f"{share:.0%}" for share in part["refused"]]
@@ -259,7 +339,9 @@ def shown_table(shown):
     """Each method on the two data sets that the first figure shows, library and closed form."""
     table = shown[["method", "aim"]].drop_duplicates()
     for problem, part in shown.groupby("problem", sort=False):
-        ends = zip(*(powers(part[name]) for name in ("alpha", "low", "high")), strict=True)
+        ends = zip(
+            *(powers(part[name]) for name in ("alpha", "low", "high")), strict=True
+        )
         table[problem] = [a if b == c else f"{a} ({b} to {c})" for a, b, c in ends]
         table[f"{problem}, closed form"] = powers(part["closed_form"])
     return table
@@ -268,8 +350,12 @@ def shown_table(shown):
 def main():
     """Run all, write tables and figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="few data sets, short fits")
-    parser.add_argument("--output", type=Path, help="folder; docs/results, none in small mode")
+    parser.add_argument(
+        "--small", action="store_true", help="few data sets, short fits"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder; docs/results, none in small mode"
+    )
     options = parser.parse_args()
     small = options.small
     output = options.output or (None if small else DOCS)
@@ -278,7 +364,10 @@ def main():
     start = time.perf_counter()
 
     def write(table, name):
-        print(f"{name}, {time.perf_counter() - start:.0f} s\n{table.to_string(index=False)}", flush=True)
+        print(
+            f"{name}, {time.perf_counter() - start:.0f} s\n{table.to_string(index=False)}",
+            flush=True,
+        )
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
             table.to_csv(output / f"alpha_decision_{name}.csv", index=False)
@@ -291,18 +380,32 @@ def main():
     curves = pd.concat(curves)
     write(curves.round(4), "curves")
     best = best_alphas(curves)
-    write(best.round(3).rename(columns=dict(zip(OUTCOMES, TITLES, strict=True))), "best")
+    write(
+        best.round(3).rename(columns=dict(zip(OUTCOMES, TITLES, strict=True))), "best"
+    )
     write(sizes(numbers, num_few, num_bootstrap), "sizes")
     table = location(num_few, num_bootstrap)
-    write(table.assign(**{name: powers(table[name]) for name in ("low", "median", "high")}), "location")
-    found = [by_library(problem, 2 * num_bootstrap, small) for problem in PROBLEMS[1 if small else 0 : 2]]
+    write(
+        table.assign(
+            **{name: powers(table[name]) for name in ("low", "median", "high")}
+        ),
+        "location",
+    )
+    found = [
+        by_library(problem, 2 * num_bootstrap, small)
+        for problem in PROBLEMS[1 if small else 0 : 2]
+    ]
     path, shown = (pd.concat(parts) for parts in zip(*found, strict=True))
     write(path.round(3), "path")
     write(shown_table(shown), "shown")
     if output is not None:
         draw_paths(path, shown, best, output / "alpha_decision.png")
         draw_outcomes(
-            curves, best, dict(zip(OUTCOMES, TITLES, strict=True)), LEVEL, output / "alpha_decision_outcomes.png"
+            curves,
+            best,
+            dict(zip(OUTCOMES, TITLES, strict=True)),
+            LEVEL,
+            output / "alpha_decision_outcomes.png",
         )
         (output / "alpha_decision.txt").write_text(
             describe(

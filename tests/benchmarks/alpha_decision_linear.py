@@ -35,7 +35,9 @@ def safe_bayes_losses(x, y, prior_var, alphas, blocks=8):
     edges = block_edges(blocks, len(y))
     for start, end in zip(edges, np.append(edges[1:], len(y)), strict=True):
         mean, covariance = posterior(x[:start], y[:start], prior_var, alphas)
-        plugin[:, start:end] = 0.5 * (y[start:end] - mean @ x[start:end].T) ** 2 + 0.5 * LOG_TWO_PI
+        plugin[:, start:end] = (
+            0.5 * (y[start:end] - mean @ x[start:end].T) ** 2 + 0.5 * LOG_TWO_PI
+        )
         spread = np.einsum("ni,aij,nj->an", x[start:end], covariance, x[start:end])
         gibbs[:, start:end] = plugin[:, start:end] + 0.5 * spread
     return {"gibbs": gibbs, "plugin": plugin}
@@ -46,7 +48,9 @@ def loo(x, y, prior_var, alphas):
     mean, covariance = posterior(x, y, prior_var, alphas)
     spread = np.einsum("ni,aij,nj->an", x, covariance, x)
     left = 1.0 - alphas[:, None] * spread
-    return norm.logpdf((y - mean @ x.T) / left, 0.0, np.sqrt(1.0 + spread / left)).sum(axis=1)
+    return norm.logpdf((y - mean @ x.T) / left, 0.0, np.sqrt(1.0 + spread / left)).sum(
+        axis=1
+    )
 
 
 def held_out(x, y, prior_var, alphas, num_folds=5):
@@ -69,7 +73,9 @@ def by_curvature(x, y, prior_var, counts):
     sums = counts @ (y[:, None] * x)
     fits = np.linalg.solve(grams, sums[..., None])[..., 0]
     slopes = (fits - best) @ gram
-    fisher = np.sum(np.trace(gram) - np.sum(fits / prior_var * slopes, axis=1)) / np.sum(slopes**2)
+    fisher = np.sum(
+        np.trace(gram) - np.sum(fits / prior_var * slopes, axis=1)
+    ) / np.sum(slopes**2)
     values, axes = np.linalg.eigh(grams)
     moved = np.einsum("bji,bj->bi", axes, sums)
     at = np.einsum("bji,j->bi", axes, best)
@@ -80,12 +86,23 @@ def by_curvature(x, y, prior_var, counts):
         if joint:
             return np.sum(off**2 * precision, axis=1) / chi2.ppf(LEVEL, len(best))
         first = axes[:, 0]
-        return np.sum(first * off, axis=1) ** 2 / np.sum(first**2 / precision, axis=1) / chi2.ppf(LEVEL, 1)
+        return (
+            np.sum(first * off, axis=1) ** 2
+            / np.sum(first**2 / precision, axis=1)
+            / chi2.ppf(LEVEL, 1)
+        )
 
-    found = {"lyddon": np.trace(gram @ half) / np.trace(gram), "bootstrap_fisher": fisher}
+    found = {
+        "lyddon": np.trace(gram @ half) / np.trace(gram),
+        "bootstrap_fisher": fisher,
+    }
     for name, joint in (("gpc", True), ("gpc, first coefficient", False)):
         try:
-            found[name] = solve(partial(ratios, joint=joint), LEVEL, found["lyddon"], (0.0, np.inf))[0]
-        except ValueError:  # No power has the coverage: the prior is too narrow for the fit.
+            found[name] = solve(
+                partial(ratios, joint=joint), LEVEL, found["lyddon"], (0.0, np.inf)
+            )[0]
+        except (
+            ValueError
+        ):  # No power has the coverage: the prior is too narrow for the fit.
             found[name] = np.nan
     return found

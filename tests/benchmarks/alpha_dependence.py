@@ -43,8 +43,12 @@ def normal(rng, num_data, dim, coefficient, share):
     """Normal values of unit variance, autoregressive along the rows or with a share in common in each group."""
     values = rng.normal(size=(num_data, dim))
     for t in range(1, num_data) if coefficient else ():
-        values[t] = coefficient * values[t - 1] + np.sqrt(1.0 - coefficient**2) * values[t]
-    common = np.repeat(rng.normal(size=(num_data // GROUP_SIZE, dim)), GROUP_SIZE, axis=0)
+        values[t] = (
+            coefficient * values[t - 1] + np.sqrt(1.0 - coefficient**2) * values[t]
+        )
+    common = np.repeat(
+        rng.normal(size=(num_data // GROUP_SIZE, dim)), GROUP_SIZE, axis=0
+    )
     return np.sqrt(share) * common + np.sqrt(1.0 - share) * values
 
 
@@ -61,11 +65,20 @@ def powers_of_sandwich(x, y, dependence):
 
     def one(data):
         x, y = data
-        of_losses = sandwich(lambda beta: 0.5 * jnp.square(y - x @ beta), jnp.zeros(DIM), dependence)
+        of_losses = sandwich(
+            lambda beta: 0.5 * jnp.square(y - x @ beta), jnp.zeros(DIM), dependence
+        )
         curvature, variance = of_losses.curvature, of_losses.variance
-        return matched_power(curvature, variance), magnitude_adjustment(curvature, variance), of_losses.lags
+        return (
+            matched_power(curvature, variance),
+            magnitude_adjustment(curvature, variance),
+            of_losses.lags,
+        )
 
-    return [np.asarray(part) for part in jax.jit(lambda *data: jax.lax.map(one, data, batch_size=50))(x, y)]
+    return [
+        np.asarray(part)
+        for part in jax.jit(lambda *data: jax.lax.map(one, data, batch_size=50))(x, y)
+    ]
 
 
 def powers_of_resamples(key, x, y, dependence, lags, num_bootstrap):
@@ -86,7 +99,9 @@ def study(design, num_data, num_sets, num_bootstrap, num_resampled):
     sets = [draw(design, num_data, seed) for seed in range(num_sets)]
     x, y = (np.stack(part) for part in zip(*sets, strict=True))
     inverse = np.linalg.inv(np.swapaxes(x, 1, 2) @ x)
-    z = np.einsum("sij,snj,sn->si", inverse, x, y) / np.sqrt(np.diagonal(inverse, axis1=1, axis2=2))
+    z = np.einsum("sij,snj,sn->si", inverse, x, y) / np.sqrt(
+        np.diagonal(inverse, axis1=1, axis2=2)
+    )
     if design.startswith("groups"):
         told = Dependence(num_data, np.arange(num_data) // GROUP_SIZE)
     else:
@@ -97,13 +112,18 @@ def study(design, num_data, num_sets, num_bootstrap, num_resampled):
         alphas |= {("lyddon", word): lyddon, ("magnitude", word): magnitude}
         keys = jax.random.split(jax.random.key(0), num_resampled)
         pairs = [
-            powers_of_resamples(key, x[k], y[k], dependence, lags[k], num_bootstrap) for k, key in enumerate(keys)
+            powers_of_resamples(key, x[k], y[k], dependence, lags[k], num_bootstrap)
+            for k, key in enumerate(keys)
         ]
         fisher, gpc = np.transpose(pairs)
         alphas |= {("bootstrap_fisher", word): fisher, ("gpc", word): gpc}
     rows = []
     for (criterion, word), alpha in alphas.items():
-        covers = np.mean(np.abs(z[: len(alpha)]) * np.sqrt(alpha)[:, None] < norm.ppf(0.5 + LEVEL / 2), axis=1)
+        covers = np.mean(
+            np.abs(z[: len(alpha)]) * np.sqrt(alpha)[:, None]
+            < norm.ppf(0.5 + LEVEL / 2),
+            axis=1,
+        )
         rows.append(
             {
                 "rows": design,
@@ -122,9 +142,13 @@ def study(design, num_data, num_sets, num_bootstrap, num_resampled):
 def by_criterion(table):
     """Coverage alone, with a column for each criterion."""
     index = ["rows", "n", "told"]
-    wide = table[table["told"] != "-"].pivot_table("coverage", index, "criterion", sort=False)
+    wide = table[table["told"] != "-"].pivot_table(
+        "coverage", index, "criterion", sort=False
+    )
     untempered = table[table["told"] == "-"].set_index(["rows", "n"])["coverage"]
-    wide.insert(0, "alpha = 1", untempered.reindex(wide.index.droplevel("told")).to_numpy())
+    wide.insert(
+        0, "alpha = 1", untempered.reindex(wide.index.droplevel("told")).to_numpy()
+    )
     return wide.reset_index().sort_values(["n", "told"], kind="stable")
 
 
@@ -134,7 +158,9 @@ def main():
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     sizes = (100,) if options.small else (100, 400, 1000)
-    num_sets, num_bootstrap, num_resampled = (40, 50, 10) if options.small else (1000, 200, 400)
+    num_sets, num_bootstrap, num_resampled = (
+        (40, 50, 10) if options.small else (1000, 200, 400)
+    )
     rows = []
     for design in DESIGNS:
         for num_data in sizes:
@@ -143,7 +169,9 @@ def main():
     options.output.mkdir(parents=True, exist_ok=True)
     coverage = by_criterion(table)
     coverage = pd.concat([coverage[coverage["rows"] == design] for design in DESIGNS])
-    coverage.to_csv(options.output / "alpha_dependence.csv", index=False, float_format="%.3f")
+    coverage.to_csv(
+        options.output / "alpha_dependence.csv", index=False, float_format="%.3f"
+    )
     text = table.to_string(index=False, float_format="%.3f")
     described = describe(
         f"d = {DIM}, {num_sets} data sets, {num_bootstrap} resamples of {num_resampled}, float64"

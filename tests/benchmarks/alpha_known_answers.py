@@ -61,12 +61,19 @@ def criteria(num_data, num_bootstrap):
         flat, found = at(y)
         se = sampling_se(flat.losses, found, lambda _, j, i: matched_power(j, i))
         alpha = matched_power(found.curvature, found.variance)
-        return found.minimum.converged, alpha, se, fisher_parts(flat, found.minimum.point, counts)
+        return (
+            found.minimum.converged,
+            alpha,
+            se,
+            fisher_parts(flat, found.minimum.point, counts),
+        )
 
     @jax.jit
     def ratios(y, counts, alpha):
         flat, found = at(y)
-        return laplace_ratios(flat, None, found.minimum.point, counts, chi2.ppf(LEVEL, 1), alpha)
+        return laplace_ratios(
+            flat, None, found.minimum.point, counts, chi2.ppf(LEVEL, 1), alpha
+        )
 
     def choose(key, y):
         counts = resamples(key, num_bootstrap, num_data)
@@ -74,7 +81,10 @@ def criteria(num_data, num_bootstrap):
         if not (found and np.all(parts.converged)):
             raise RuntimeError("no minimiser: the study has no such data")
         fisher = parts.numerator.sum() / parts.denominator.sum()
-        resampling = np.linalg.norm(parts.numerator - fisher * parts.denominator) / parts.denominator.sum()
+        resampling = (
+            np.linalg.norm(parts.numerator - fisher * parts.denominator)
+            / parts.denominator.sum()
+        )
         gpc, root_se, _ = solve(
             lambda alpha: np.asarray(ratios(y, counts, alpha)[0], np.float64),
             LEVEL,
@@ -82,7 +92,9 @@ def criteria(num_data, num_bootstrap):
             (0.0, math.inf),
         )
         relative = sampling / lyddon
-        losses = safe_bayes_location(y.astype(np.float64), 1.0, PRIOR_SD, GRID).sum(axis=0)
+        losses = safe_bayes_location(y.astype(np.float64), 1.0, PRIOR_SD, GRID).sum(
+            axis=0
+        )
         return {
             "lyddon": (lyddon, sampling),
             "bootstrap Fisher": (fisher, math.hypot(relative * fisher, resampling)),
@@ -97,7 +109,9 @@ def criteria(num_data, num_bootstrap):
 def covers(y, alpha):
     """Whether the interval of the tempered posterior holds θ."""
     precision = PRIOR_SD**-2 + alpha * len(y)
-    return abs(alpha * y.sum() / precision - THETA) <= norm.ppf(0.5 + 0.5 * LEVEL) / math.sqrt(precision)
+    return abs(alpha * y.sum() / precision - THETA) <= norm.ppf(
+        0.5 + 0.5 * LEVEL
+    ) / math.sqrt(precision)
 
 
 def study(variances, num_data, num_seeds, num_bootstrap):
@@ -110,7 +124,10 @@ def study(variances, num_data, num_seeds, num_bootstrap):
             rng = np.random.default_rng([seed, int(100 * tau2)])
             y = rng.normal(THETA, math.sqrt(tau2), num_data).astype(np.float32)
             found = choose(jax.random.key(seed), y)
-            chosen += [(name, alpha, se, covers(y, alpha)) for name, (alpha, se) in found.items()]
+            chosen += [
+                (name, alpha, se, covers(y, alpha))
+                for name, (alpha, se) in found.items()
+            ]
         table = pd.DataFrame(chosen, columns=["criterion", "alpha", "se", "covered"])
         for name, part in table.groupby("criterion", sort=False):
             rows.append(
@@ -132,11 +149,19 @@ def study(variances, num_data, num_seeds, num_bootstrap):
 def main():
     """Run the study, write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="five seeds, fewer data and resamples")
-    parser.add_argument("--output", type=Path, help="folder for the table; docs/results, none in small mode")
+    parser.add_argument(
+        "--small", action="store_true", help="five seeds, fewer data and resamples"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for the table; docs/results, none in small mode",
+    )
     options = parser.parse_args()
     output = options.output or (None if options.small else DOCS)
-    num_seeds, num_bootstrap, num_data = (5, 100, 50) if options.small else (200, 500, 100)
+    num_seeds, num_bootstrap, num_data = (
+        (5, 100, 50) if options.small else (200, 500, 100)
+    )
     start = time.perf_counter()
     table = study((0.25, 1.0, 4.0), num_data, num_seeds, num_bootstrap)
     if output is not None:

@@ -65,7 +65,15 @@ GRID = 2.0 ** np.arange(-8, 1)
 COARSENING = 100.0
 LEVEL = 0.95
 BLOCKS = 8
-METHODS = ["alpha = 1", "SafeBayes", "Lyddon", "bootstrap Fisher", "GPC", "coarsening", "theory 1/2"]
+METHODS = [
+    "alpha = 1",
+    "SafeBayes",
+    "Lyddon",
+    "bootstrap Fisher",
+    "GPC",
+    "coarsening",
+    "theory 1/2",
+]
 # Of the secant method in log alpha, along which the log-ratios of distance and radius have a slope of nearly 1.
 GPC_STEPS = 6
 
@@ -82,7 +90,9 @@ def flatten(problem):
     start, unravel = ravel_pytree(latents)
 
     def trace_at(theta, data):
-        return handlers.trace(handlers.substitute(problem.model, unravel(theta))).get_trace(*data)
+        return handlers.trace(
+            handlers.substitute(problem.model, unravel(theta))
+        ).get_trace(*data)
 
     def losses(theta, data):
         trace = trace_at(theta, data)
@@ -90,14 +100,20 @@ def flatten(problem):
 
     def log_prior(theta, data):
         trace = trace_at(theta, data)
-        return sum(jnp.sum(trace[name]["fn"].log_prob(trace[name]["value"])) for name in latents)
+        return sum(
+            jnp.sum(trace[name]["fn"].log_prob(trace[name]["value"]))
+            for name in latents
+        )
 
     return losses, log_prior, len(start)
 
 
 def laplace(flat, weights, alpha, start):
     """Mode and Cholesky factor of the precision of the tempered posterior of weighted rows."""
-    found = minimise(lambda t: jnp.append(alpha * weights * flat.losses(t), -flat.log_prior(t)), start)
+    found = minimise(
+        lambda t: jnp.append(alpha * weights * flat.losses(t), -flat.log_prior(t)),
+        start,
+    )
     return found.point, jnp.linalg.cholesky(found.hessian), found.converged
 
 
@@ -115,11 +131,18 @@ def choose(flat, num_rows, counts, edges, noise):
 
     def step(state, _):
         last, last_excess, now, modes = state
-        ratios, found = laplace_ratios(flat, None, point, counts, chi2.ppf(LEVEL, dim), jnp.exp(now))
+        ratios, found = laplace_ratios(
+            flat, None, point, counts, chi2.ppf(LEVEL, dim), jnp.exp(now)
+        )
         excess = jnp.log(jnp.quantile(ratios, LEVEL))
         moved = now - last
         slope = jnp.where(jnp.abs(moved) > 1e-9, (excess - last_excess) / moved, 1.0)
-        return (now, excess, now - excess / jnp.clip(slope, 0.3, 3.0), modes & jnp.all(found)), excess
+        return (
+            now,
+            excess,
+            now - excess / jnp.clip(slope, 0.3, 3.0),
+            modes & jnp.all(found),
+        ), excess
 
     guess = jnp.log(dim / jnp.sum(1.0 / found.powers))
     first = (guess, 0.0, guess, jnp.array(True))
@@ -127,13 +150,22 @@ def choose(flat, num_rows, counts, edges, noise):
 
     def losses_of_block(edge, alpha):
         mode, factor, ok = laplace(flat, jnp.arange(num_rows) < edge, alpha, point)
-        return jnp.mean(jax.vmap(flat.losses)(draws_of(mode, factor, noise)), axis=0), ok
+        return jnp.mean(
+            jax.vmap(flat.losses)(draws_of(mode, factor, noise)), axis=0
+        ), ok
 
     blocks, blocks_ok = jax.lax.map(
-        lambda edge: jax.vmap(lambda alpha: losses_of_block(edge, alpha))(jnp.asarray(GRID)), jnp.asarray(edges)
+        lambda edge: jax.vmap(lambda alpha: losses_of_block(edge, alpha))(
+            jnp.asarray(GRID)
+        ),
+        jnp.asarray(edges),
     )
-    of_row = jnp.searchsorted(jnp.asarray(edges), jnp.arange(num_rows), side="right") - 1
-    prequential = jnp.where(of_row[None] >= 0, blocks[of_row, :, jnp.arange(num_rows)].T, 0.0)
+    of_row = (
+        jnp.searchsorted(jnp.asarray(edges), jnp.arange(num_rows), side="right") - 1
+    )
+    prequential = jnp.where(
+        of_row[None] >= 0, blocks[of_row, :, jnp.arange(num_rows)].T, 0.0
+    )
     return {
         "Lyddon": matched_power(found.curvature, found.variance),
         "bootstrap Fisher": fisher,
@@ -152,7 +184,9 @@ def score(flat, losses_of, num_rows, alpha, start, truth, held_out, in_use, nois
     mode, factor, ok = laplace(flat, jnp.ones(num_rows), alpha, start)
     half = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(mode)), lower=True)
     sd = jnp.sqrt(jnp.sum(jnp.square(half), axis=0))
-    log_lik = -jax.vmap(lambda theta: losses_of(theta, held_out))(draws_of(mode, factor, noise))
+    log_lik = -jax.vmap(lambda theta: losses_of(theta, held_out))(
+        draws_of(mode, factor, noise)
+    )
     share = in_use / jnp.sum(in_use)
     predictive = jax.nn.logsumexp(log_lik, axis=0) - jnp.log(len(noise))
     return {
@@ -173,7 +207,10 @@ def study(name, problem, sizes, seed):
         raise RuntimeError(f"{name}: no minimiser of the whole data set.")
     rng = np.random.default_rng([seed, num])
     rows = rng.integers(num, size=(sizes["sets"], num_rows))
-    rest = [rng.permutation(np.setdiff1d(np.arange(num), each))[: sizes["held_out"]] for each in rows]
+    rest = [
+        rng.permutation(np.setdiff1d(np.arange(num), each))[: sizes["held_out"]]
+        for each in rows
+    ]
     width = max(map(len, rest))
     in_use = np.array([np.arange(width) < len(each) for each in rest], float)
     rest = np.array([np.pad(each, (0, width - len(each))) for each in rest])
@@ -184,7 +221,9 @@ def study(name, problem, sizes, seed):
 
     def flat_of(data):
         return Flat(
-            jnp.zeros(dim), lambda t: losses_of(t, data), lambda t: log_prior_of(t, tuple(p[:1] for p in data))
+            jnp.zeros(dim),
+            lambda t: losses_of(t, data),
+            lambda t: log_prior_of(t, tuple(p[:1] for p in data)),
         )
 
     def data_of(these):
@@ -192,24 +231,44 @@ def study(name, problem, sizes, seed):
 
     @jax.jit
     def choose_all(rows):
-        return jax.lax.map(lambda these: choose(flat_of(data_of(these)), num_rows, counts, edges, noise), rows)
+        return jax.lax.map(
+            lambda these: choose(
+                flat_of(data_of(these)), num_rows, counts, edges, noise
+            ),
+            rows,
+        )
 
     chosen = jax.device_get(choose_all(rows))
-    verdicts = [judge({"gibbs": each}, "gibbs", "one_se", GRID) for each in chosen.pop("prequential")]
+    verdicts = [
+        judge({"gibbs": each}, "gibbs", "one_se", GRID)
+        for each in chosen.pop("prequential")
+    ]
     alphas = {
         "alpha = 1": np.ones(len(rows)),
         "SafeBayes": np.array([verdict.alpha for verdict in verdicts]),
         "Lyddon": chosen["Lyddon"],
-        "bootstrap Fisher": np.where(chosen["fisher_found"], chosen["bootstrap Fisher"], np.nan),
-        "GPC": np.where(chosen["gpc_found"] & (chosen["gpc_off"] < 0.01), chosen["GPC"], np.nan),
+        "bootstrap Fisher": np.where(
+            chosen["fisher_found"], chosen["bootstrap Fisher"], np.nan
+        ),
+        "GPC": np.where(
+            chosen["gpc_found"] & (chosen["gpc_off"] < 0.01), chosen["GPC"], np.nan
+        ),
         "coarsening": np.full(len(rows), 1.0 / (1.0 + num_rows / COARSENING)),
         "theory 1/2": np.full(len(rows), 0.5),
     }
-    usable = np.array([passes(jax.tree.map(itemgetter(k), chosen["sandwich"])) for k in range(len(rows))])
+    usable = np.array(
+        [
+            passes(jax.tree.map(itemgetter(k), chosen["sandwich"]))
+            for k in range(len(rows))
+        ]
+    )
     for method in ("Lyddon", "bootstrap Fisher", "GPC"):
         alphas[method] = np.where(usable, alphas[method], np.nan)
     if not np.all(chosen["blocks_found"]):
-        print(f"{name}: no mode in {np.sum(~chosen['blocks_found'])} sets of blocks", flush=True)
+        print(
+            f"{name}: no mode in {np.sum(~chosen['blocks_found'])} sets of blocks",
+            flush=True,
+        )
 
     @jax.jit
     def score_all(alphas, rows, rest, in_use):
@@ -231,9 +290,14 @@ def study(name, problem, sizes, seed):
 
         return jax.lax.map(of_set, (alphas, rows, rest, in_use))
 
-    table = np.concatenate([np.stack([alphas[m] for m in METHODS], 1), np.tile(GRID, (len(rows), 1))], axis=1)
+    table = np.concatenate(
+        [np.stack([alphas[m] for m in METHODS], 1), np.tile(GRID, (len(rows), 1))],
+        axis=1,
+    )
     # A refused set is scored at 1 and dropped below.
-    scored = jax.device_get(score_all(np.where(np.isnan(table), 1.0, table), rows, rest, in_use))
+    scored = jax.device_get(
+        score_all(np.where(np.isnan(table), 1.0, table), rows, rest, in_use)
+    )
     num_coef = len(problem.columns)
     labels = METHODS + ["grid"] * len(GRID)
     long = pd.DataFrame(
@@ -243,7 +307,11 @@ def study(name, problem, sizes, seed):
             "method": labels * len(rows),
             "alpha": table.ravel(),
             "coverage": scored["covered"][..., :num_coef].mean(-1).ravel(),
-            "coverage_scale": (scored["covered"][..., -1].astype(float).ravel() if dim > num_coef else np.nan),
+            "coverage_scale": (
+                scored["covered"][..., -1].astype(float).ravel()
+                if dim > num_coef
+                else np.nan
+            ),
             "score": scored["score"].ravel(),
             "gibbs": scored["gibbs"].ravel(),
             "ok": scored["ok"].ravel(),
@@ -259,7 +327,13 @@ def study(name, problem, sizes, seed):
         "least": whole.powers[0],
         "largest": whole.powers[-1],
     }
-    return long, alphas, rows, key, {name: float(value) for name, value in limits.items()}
+    return (
+        long,
+        alphas,
+        rows,
+        key,
+        {name: float(value) for name, value in limits.items()},
+    )
 
 
 def passes(found):
@@ -311,12 +385,23 @@ def compare(name, problem, alphas, rows, key, sizes):
             task = Task(problem.model, key, data, {})
             for method, criterion in {
                 "Lyddon": nt.alpha.lyddon(),
-                "bootstrap Fisher": nt.alpha.bootstrap_fisher(num_bootstrap=sizes["bootstrap"]),
+                "bootstrap Fisher": nt.alpha.bootstrap_fisher(
+                    num_bootstrap=sizes["bootstrap"]
+                ),
                 "GPC": nt.alpha.gpc(LEVEL, num_bootstrap=sizes["bootstrap"]),
             }.items():
                 try:
                     verdict = criterion.decide(key, task, GRID, None)
-                    lines.append((name, k, method, alphas[method][k], verdict.alpha, verdict.attrs["alpha_se"]))
+                    lines.append(
+                        (
+                            name,
+                            k,
+                            method,
+                            alphas[method][k],
+                            verdict.alpha,
+                            verdict.attrs["alpha_se"],
+                        )
+                    )
                 except ValueError as error:
                     print(f"{name}, {method}: {error}", flush=True)
                     lines.append((name, k, method, alphas[method][k], np.nan, np.nan))
@@ -332,8 +417,12 @@ def compare(name, problem, alphas, rows, key, sizes):
             )
         for warning in caught:
             print(f"{name}, set {k}: {str(warning.message)[:150]}", flush=True)
-        lines.append((name, k, "SafeBayes", alphas["SafeBayes"][k], choice.alpha, np.nan))
-    return pd.DataFrame(lines, columns=["data", "set", "method", "mapped", "library", "library_se"])
+        lines.append(
+            (name, k, "SafeBayes", alphas["SafeBayes"][k], choice.alpha, np.nan)
+        )
+    return pd.DataFrame(
+        lines, columns=["data", "set", "method", "mapped", "library", "library_se"]
+    )
 
 
 def merged(table, path):
@@ -349,7 +438,10 @@ def merged(table, path):
 
 def crossing(curve):
     """The largest alpha at which coverage is the level, interpolated in log alpha; NaN where there is none."""
-    log_alpha, excess = np.log(curve["alpha"].to_numpy()), curve["coverage"].to_numpy() - LEVEL
+    log_alpha, excess = (
+        np.log(curve["alpha"].to_numpy()),
+        curve["coverage"].to_numpy() - LEVEL,
+    )
     falls = np.flatnonzero((excess[:-1] >= 0) & (excess[1:] < 0))
     if len(falls) == 0:
         return np.nan
@@ -366,7 +458,10 @@ def short(methods):
         value, se = methods[name], methods[f"{name}_se"]
         if name.endswith("_gain"):
             base = name.removesuffix("_gain")
-            value, se = value.mask(at_one, methods[base]), se.mask(at_one, methods[f"{base}_se"])
+            value, se = (
+                value.mask(at_one, methods[base]),
+                se.mask(at_one, methods[f"{base}_se"]),
+            )
             sign = ["" if one else "+" for one in at_one]
         else:
             sign = [""] * len(value)
@@ -408,7 +503,12 @@ def draw_figure(methods, curves, troubles, path):
     """Coverage, and the two scores against those at alpha = 1, along alpha, with each method at its mean."""
     names = list(methods["data"].unique())
     figure, axes = plt.subplots(
-        2, len(names), figsize=(2.3 * len(names) + 0.8, 5.4), sharex=True, layout="constrained", squeeze=False
+        2,
+        len(names),
+        figsize=(2.3 * len(names) + 0.8, 5.4),
+        sharex=True,
+        layout="constrained",
+        squeeze=False,
     )
     for column, name in zip(axes.T, names, strict=True):
         curve, points = curves[curves["data"] == name], methods[methods["data"] == name]
@@ -416,7 +516,11 @@ def draw_figure(methods, curves, troubles, path):
         column[0].plot(curve["alpha"], curve["coverage"], color="0.35", linewidth=1.2)
         column[1].axhline(0.0, color="0.6", linewidth=1.0, linestyle="--")
         column[1].plot(
-            curve["alpha"], curve["score_gain"], color="0.35", linewidth=1.2, label="predictive density"
+            curve["alpha"],
+            curve["score_gain"],
+            color="0.35",
+            linewidth=1.2,
+            label="predictive density",
         )
         column[1].plot(
             curve["alpha"],
@@ -435,7 +539,12 @@ def draw_figure(methods, curves, troubles, path):
                 "zorder": 3,
             }
             for ax, value in zip(column, ("coverage", "score_gain"), strict=True):
-                ax.plot(point["alpha"], point[value], **style, label=point["method"] if ax is column[0] else None)
+                ax.plot(
+                    point["alpha"],
+                    point[value],
+                    **style,
+                    label=point["method"] if ax is column[0] else None,
+                )
         column[0].set(xscale="log", ylim=(0.2, 1.02))
         column[0].set_title(f"{name}\n{troubles[name]}", fontsize="small")
         shown = curve.loc[curve["alpha"] >= 0.03, "score_gain"].abs().max()
@@ -465,20 +574,30 @@ def draw_figure(methods, curves, troubles, path):
 def main():
     """Run the study, data set by data set, write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="one data set, few training sets")
+    parser.add_argument(
+        "--small", action="store_true", help="one data set, few training sets"
+    )
     parser.add_argument(
         "--data",
         nargs="*",
         choices=list(LOADERS),
         help="some data sets, and the tables keep the others; all by default",
     )
-    parser.add_argument("--data-dir", type=Path, help="folder of california_housing.csv.gz; else downloaded")
-    parser.add_argument("--output", type=Path, default=None, help="folder for tables and figure")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        help="folder of california_housing.csv.gz; else downloaded",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=None, help="folder for tables and figure"
+    )
     options = parser.parse_args()
     small = options.small
     if options.output is None:
         if small:
-            parser.error("--small needs --output: it does not overwrite the committed results.")
+            parser.error(
+                "--small needs --output: it does not overwrite the committed results."
+            )
         options.output = DOCS
     sizes = {"sets": 100, "bootstrap": 200, "draws": 200, "held_out": 500, "generic": 1}
     if small:
@@ -504,21 +623,31 @@ def main():
         )
         if sizes["generic"]:
             checks.append(compare(name, problem, alphas, rows, key, sizes))
-            merged(pd.concat(checks).round(4), options.output / "alpha_real_library.csv")
+            merged(
+                pd.concat(checks).round(4), options.output / "alpha_real_library.csv"
+            )
         everything = pd.concat(parts)
-        methods = summarise(everything[everything["method"] != "grid"], ["data", "method"])
+        methods = summarise(
+            everything[everything["method"] != "grid"], ["data", "method"]
+        )
         # Along the grid, with alpha = 1 for the pairs.
         curves = everything[everything["method"].isin(["grid", "alpha = 1"])]
         curves = summarise(curves, ["data", "alpha", "method"])
-        curves = curves[curves["method"] == "grid"].drop(columns=["method", "alpha_sd", "sets", "refused"])
+        curves = curves[curves["method"] == "grid"].drop(
+            columns=["method", "alpha_sd", "sets", "refused"]
+        )
         sets = pd.DataFrame(ranges)
-        sets["covers"] = [crossing(curves[curves["data"] == each]) for each in sets["data"]]
+        sets["covers"] = [
+            crossing(curves[curves["data"] == each]) for each in sets["data"]
+        ]
         methods = merged(methods.round(5), options.output / "alpha_real_methods.csv")
         curves = merged(curves.round(5), options.output / "alpha_real_curves.csv")
         sets = merged(sets.round(3), options.output / "alpha_real_sets.csv")
         short(methods).to_csv(options.output / "alpha_real_table.csv", index=False)
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-        print(short(methods[methods["data"] == name]).to_string(index=False), flush=True)
+        print(
+            short(methods[methods["data"] == name]).to_string(index=False), flush=True
+        )
     troubles = dict(zip(sets["data"], sets["trouble"], strict=True))
     draw_figure(methods, curves, troubles, options.output / "alpha_real_data.png")
     (options.output / "alpha_real_data.txt").write_text(
@@ -527,7 +656,9 @@ def main():
             f"{sizes['held_out']} held-out rows, {BLOCKS} blocks, coarsening a = {COARSENING:g}; float64"
         )
     )
-    print(f"{time.perf_counter() - start:.0f} s, {time.process_time():.0f} s of them on the processor")
+    print(
+        f"{time.perf_counter() - start:.0f} s, {time.process_time():.0f} s of them on the processor"
+    )
 
 
 if __name__ == "__main__":

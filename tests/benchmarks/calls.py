@@ -19,7 +19,9 @@ def measure(call, numbers, prepare=lambda number: ()):
 
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if "backend_compile" in event else None
+        lambda event, seconds, **_: (
+            compiled.append(seconds) if "backend_compile" in event else None
+        )
     )
     rows = []
     for number in numbers:
@@ -30,7 +32,12 @@ def measure(call, numbers, prepare=lambda number: ()):
         jax.block_until_ready(call(key, *args))
         seconds = time.perf_counter() - begin
         rows.append(
-            {"call": number, "seconds": seconds, "programs": len(compiled), "compile_seconds": sum(compiled)}
+            {
+                "call": number,
+                "seconds": seconds,
+                "programs": len(compiled),
+                "compile_seconds": sum(compiled),
+            }
         )
     return rows
 
@@ -38,5 +45,11 @@ def measure(call, numbers, prepare=lambda number: ()):
 def in_new_process(script, *which, **environment):
     """What ``script --one which...`` prints as JSON."""
     command = [sys.executable, script, "--one", *which]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    printed = subprocess.run(
+        command,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
     return json.loads(printed.stdout.strip().splitlines()[-1])

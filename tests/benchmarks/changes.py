@@ -46,7 +46,11 @@ def make_stream(kind, seed, num_rounds):
         turn, changes = np.clip(rounds / quarter - 2.0, 0.0, 1.0), [2 * quarter]
     angle = np.pi * (turn + 0.25)
     centre = np.sqrt(2.0) * np.column_stack([np.cos(angle), np.sin(angle)])
-    return np.sqrt(2.0) * rng.normal(size=(num_rounds, 2)) + y[:, None] * centre, y, changes
+    return (
+        np.sqrt(2.0) * rng.normal(size=(num_rounds, 2)) + y[:, None] * centre,
+        y,
+        changes,
+    )
 
 
 @jax.jit
@@ -77,7 +81,9 @@ def detectors(weights, never, decision):
     """Flags by detector, in rounds."""
     return {
         "windows": nt.online.detect_changes(weights),
-        "windows, every 10 rounds": 10 * nt.online.detect_changes(weights[9::10], stride=10) + 9,
+        "windows, every 10 rounds": 10
+        * nt.online.detect_changes(weights[9::10], stride=10)
+        + 9,
         "ADWIN, expert that never forgets": adwin(never <= 0),
         "ADWIN, decisions": adwin(decision <= 0),
     }
@@ -86,8 +92,14 @@ def detectors(weights, never, decision):
 def score(flags, changes, num_rounds):
     """Delays of the changes, NaN for one that is missed; flags before all changes; flags beyond the first."""
     ends = [*changes[1:], num_rounds]
-    after = [flags[(flags >= change) & (flags < end)] for change, end in zip(changes, ends, strict=False)]
-    delays = [some[0] - change if len(some) else np.nan for some, change in zip(after, changes, strict=True)]
+    after = [
+        flags[(flags >= change) & (flags < end)]
+        for change, end in zip(changes, ends, strict=False)
+    ]
+    delays = [
+        some[0] - change if len(some) else np.nan
+        for some, change in zip(after, changes, strict=True)
+    ]
     quiet = changes[0] if changes else num_rounds
     false = np.sum(flags < quiet) * 10_000 / quiet
     return delays, false, sum(max(len(some) - 1, 0) for some in after)
@@ -95,12 +107,18 @@ def score(flags, changes, num_rounds):
 
 def measure(kind, num_seeds, num_rounds):
     """One row for each seed, detector and change; for a stream without change, one."""
-    data = [make_stream(kind, FIRST_SEED + seed, num_rounds) for seed in range(num_seeds)]
-    x, y = (jnp.asarray(np.stack([row[i] for row in data]), jnp.float32) for i in range(2))
+    data = [
+        make_stream(kind, FIRST_SEED + seed, num_rounds) for seed in range(num_seeds)
+    ]
+    x, y = (
+        jnp.asarray(np.stack([row[i] for row in data]), jnp.float32) for i in range(2)
+    )
     weights, never, decision = (np.asarray(leaf) for leaf in run(x, y))
     rows = []
     for seed in range(num_seeds):
-        for name, flags in detectors(weights[seed], never[seed], decision[seed]).items():
+        for name, flags in detectors(
+            weights[seed], never[seed], decision[seed]
+        ).items():
             delays, false, repeats = score(flags, data[seed][2], num_rounds)
             row = {
                 "stream": kind,
@@ -109,7 +127,10 @@ def measure(kind, num_seeds, num_rounds):
                 "false": false,
                 "repeats": repeats,
             }
-            rows += [row | {"change": i, "delay": delay} for i, delay in enumerate(delays or [np.nan])]
+            rows += [
+                row | {"change": i, "delay": delay}
+                for i, delay in enumerate(delays or [np.nan])
+            ]
     return pd.DataFrame(rows)
 
 
@@ -123,7 +144,9 @@ def summarise(table):
             {
                 "stream": kind,
                 "detector": name,
-                "missed": f"{int(part.delay.isna().sum())}/{changes}" if changes else "",
+                "missed": f"{int(part.delay.isna().sum())}/{changes}"
+                if changes
+                else "",
                 "median delay": part.delay.median(),
                 "95 %": part.delay.quantile(0.95),
                 "false": once.false.mean(),
@@ -137,15 +160,26 @@ def main():
     """Run all, write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="2 seeds of 4000 rounds")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the tables")
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the tables"
+    )
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     num_seeds, num_rounds = (2, 4000) if options.small else (30, 10_000)
-    table = pd.concat([measure(kind, num_seeds, num_rounds) for kind in ("flips", "slow drift", "no change")])
+    table = pd.concat(
+        [
+            measure(kind, num_seeds, num_rounds)
+            for kind in ("flips", "slow drift", "no change")
+        ]
+    )
     table.to_csv(options.output / "changes.csv", index=False, float_format="%.6g")
-    text = summarise(table).to_string(float_format=lambda value: f"{value:.2f}", na_rep="")
+    text = summarise(table).to_string(
+        float_format=lambda value: f"{value:.2f}", na_rep=""
+    )
     print(text)
-    about = describe(f"{num_seeds} seeds from {FIRST_SEED}, T = {num_rounds}, 11 windows, float32, river's ADWIN")
+    about = describe(
+        f"{num_seeds} seeds from {FIRST_SEED}, T = {num_rounds}, 11 windows, float32, river's ADWIN"
+    )
     (options.output / "changes.txt").write_text(f"{about}\n{text}\n")
 
 

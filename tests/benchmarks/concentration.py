@@ -76,15 +76,23 @@ def regression_run(rng, num_data, wrong):
         for family in ("exact", "mean field"):
             loc, cov = gaussian_posterior(x, y, alpha, family)
             gap, variance = x @ loc - nearest, np.einsum("ij,jk,ik->i", x, cov, x)
-            row = {"family": family, "alpha": alpha, "hellinger": hellinger_of_normals(gap, variance).mean()}
+            row = {
+                "family": family,
+                "alpha": alpha,
+                "hellinger": hellinger_of_normals(gap, variance).mean(),
+            }
             if not wrong:
                 row["limit"] = (1 + 1 / alpha) * len(COEFFICIENTS) / (4 * num_data)
                 row["renyi"] = 0.5 * alpha * np.mean(gap**2 + variance)
             if not wrong and alpha < 1:
                 # The best Gaussian of the family for the expected log-likelihood.
                 m, v = gaussian_posterior(x, mean, alpha, family)
-                kl_data = 0.5 * np.sum((x @ m - mean) ** 2 + np.einsum("ij,jk,ik->i", x, v, x))
-                kl_prior = 0.5 * (np.trace(v) + m @ m - len(m) - np.linalg.slogdet(v)[1])
+                kl_data = 0.5 * np.sum(
+                    (x @ m - mean) ** 2 + np.einsum("ij,jk,ik->i", x, v, x)
+                )
+                kl_prior = 0.5 * (
+                    np.trace(v) + m @ m - len(m) - np.linalg.slogdet(v)[1]
+                )
                 row["bound"] = (alpha * kl_data + kl_prior) / (num_data * (1 - alpha))
             rows.append(row)
     return rows
@@ -111,7 +119,12 @@ def rough_run(rng, num_data):
     log_density = np.log(THETA) - np.log(-np.expm1(-THETA))
     affinity = np.exp(0.5 * log_density) * -np.expm1(-0.5 * THETA) * 2 / THETA
     # On the grid of log(theta), the density of the inverse gamma times theta.
-    log_prior = np.log(PRIOR_RATE) - np.log(THETA) - PRIOR_RATE / THETA + np.log(np.log(THETA[1] / THETA[0]))
+    log_prior = (
+        np.log(PRIOR_RATE)
+        - np.log(THETA)
+        - PRIOR_RATE / THETA
+        + np.log(np.log(THETA[1] / THETA[0]))
+    )
     rows = []
     for alpha in ALPHAS:
         logs = alpha * (num_data * log_density - THETA * x.sum()) + log_prior
@@ -120,7 +133,12 @@ def rough_run(rng, num_data):
         inside = np.exp(logs - total) @ (2 - 2 * affinity)
         mass = np.exp(rough - total)
         rows.append(
-            {"family": "exact", "alpha": alpha, "hellinger": inside + mass * (2 - np.sqrt(2)), "rough": mass}
+            {
+                "family": "exact",
+                "alpha": alpha,
+                "hellinger": inside + mass * (2 - np.sqrt(2)),
+                "rough": mass,
+            }
         )
     return rows
 
@@ -131,7 +149,11 @@ def study(name, sizes, num_seeds):
     for size in sizes:
         for seed in range(num_seeds):
             rng = np.random.default_rng([seed, size, sorted(RATES).index(name)])
-            runs = rough_run(rng, size) if name == "rough" else regression_run(rng, size, name == "misspecified")
+            runs = (
+                rough_run(rng, size)
+                if name == "rough"
+                else regression_run(rng, size, name == "misspecified")
+            )
             rows += [{"study": name, "n": size, "seed": seed, **run} for run in runs]
         print(f"{name}, n = {size}", flush=True)
     return pd.DataFrame(rows)
@@ -145,7 +167,9 @@ def summarise(runs):
     table = groups[columns].mean()
     table.insert(1, "hellinger_se", groups["hellinger"].sem())
     rows = []
-    for (name, family, alpha), part in runs.groupby(["study", "family", "alpha"], sort=False):
+    for (name, family, alpha), part in runs.groupby(
+        ["study", "family", "alpha"], sort=False
+    ):
         sizes = np.unique(part["n"])
         late = part[part["n"] >= sizes[len(sizes) // 2]]
         # Around the nearest distribution the divergence of BPY is positive below 1/scale² alone.
@@ -154,7 +178,10 @@ def summarise(runs):
             "misspecified": family == "exact" and alpha < WRONG_SCALE**-2,
             "rough": alpha < 1,
         }
-        (value, error), (late_value, late_error) = slope(part, "hellinger"), slope(late, "hellinger")
+        (value, error), (late_value, late_error) = (
+            slope(part, "hellinger"),
+            slope(late, "hellinger"),
+        )
         last = part[part["n"] == sizes[-1]]
         rows.append(
             {
@@ -185,16 +212,26 @@ def draw_figure(table, path):
     figure, axes = plt.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
     for ax, (name, title) in zip(axes, titles.items(), strict=True):
         part = table[
-            (table["study"] == name) & (table["family"] == ("exact" if name == "rough" else "mean field"))
+            (table["study"] == name)
+            & (table["family"] == ("exact" if name == "rough" else "mean field"))
         ]
         for alpha, colour in zip(ALPHAS, ("C0", "C2", "C1", "C3"), strict=True):
             line = part[part["alpha"] == alpha]
-            ax.plot(line["n"], line["hellinger"], "o-", color=colour, markersize=4, label=f"alpha = {alpha:g}")
+            ax.plot(
+                line["n"],
+                line["hellinger"],
+                "o-",
+                color=colour,
+                markersize=4,
+                label=f"alpha = {alpha:g}",
+            )
         line = part[part["alpha"] == 0.5]
         n, end = line["n"].to_numpy(float), line["hellinger"].iloc[-1]
         rate = RATES[name]
         label = "slope -2/3" if name == "rough" else "slope -1"
-        ax.plot(n, 0.5 * end * (n / n[-1]) ** rate, color="0.7", linewidth=1.0, label=label)
+        ax.plot(
+            n, 0.5 * end * (n / n[-1]) ** rate, color="0.7", linewidth=1.0, label=label
+        )
         ax.set(xscale="log", yscale="log", xlabel="n", title=title)
         ax.grid(alpha=0.3)
         ax.legend(frameon=False, fontsize=8)
@@ -207,7 +244,9 @@ def main():
     """Run the studies, write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="few seeds, small data")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for tables and figure")
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for tables and figure"
+    )
     options = parser.parse_args()
     if options.small and options.output.resolve() == DOCS:
         parser.error("--small needs an --output other than the committed results")
@@ -216,10 +255,16 @@ def main():
     num_seeds = 3 if options.small else 50
     options.output.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    table, slopes = summarise(pd.concat([study(name, sizes, num_seeds) for name in RATES], ignore_index=True))
+    table, slopes = summarise(
+        pd.concat([study(name, sizes, num_seeds) for name in RATES], ignore_index=True)
+    )
     table.to_csv(options.output / "concentration.csv", index=False, float_format="%.4g")
-    slopes.to_csv(options.output / "concentration_slopes.csv", index=False, float_format="%.4g")
-    (options.output / "concentration.txt").write_text(describe(f"n = {sizes}, {num_seeds} seeds each, float64"))
+    slopes.to_csv(
+        options.output / "concentration_slopes.csv", index=False, float_format="%.4g"
+    )
+    (options.output / "concentration.txt").write_text(
+        describe(f"n = {sizes}, {num_seeds} seeds each, float64")
+    )
     draw_figure(table, options.output / "concentration.png")
     print(slopes.to_string(index=False, float_format="%.4g"))
     print(f"{time.perf_counter() - start:.0f} s")

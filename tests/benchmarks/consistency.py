@@ -63,21 +63,35 @@ def regression_run(rng, num_data, wrong):
     cov = np.linalg.inv(precision)
     loc = cov @ (ALPHA * x.T @ y)
     logdet = np.linalg.slogdet(precision)[1]
-    log_evidence = 0.5 * (loc @ precision @ loc - ALPHA * (y @ y + num_data * LOG_TWO_PI) - logdet)
+    log_evidence = 0.5 * (
+        loc @ precision @ loc - ALPHA * (y @ y + num_data * LOG_TWO_PI) - logdet
+    )
     best, least = (np.linalg.lstsq(x, target, rcond=None)[0] for target in (mean, y))
     # The divergence is quadratic in the distance of the means: the posterior's spread adds its trace.
     by_datum = nt.bounds.renyi_normal(ALPHA, x @ loc, 1.0, mean, scale)
     mixed = (1 - ALPHA) + ALPHA * scale**2
-    divergence = by_datum.mean() + 0.5 * ALPHA * np.einsum("ij,jk,ik->", x, cov, x) / (num_data * mixed)
-    floor = nt.bounds.renyi_normal(ALPHA, x @ best, 1.0, mean, scale).mean() if wrong else 0.0
-    nearest_kl = 0.5 * (np.mean((x @ best - mean) ** 2) + scale**2 - 1 - np.log(scale**2))
+    divergence = by_datum.mean() + 0.5 * ALPHA * np.einsum("ij,jk,ik->", x, cov, x) / (
+        num_data * mixed
+    )
+    floor = (
+        nt.bounds.renyi_normal(ALPHA, x @ best, 1.0, mean, scale).mean()
+        if wrong
+        else 0.0
+    )
+    nearest_kl = 0.5 * (
+        np.mean((x @ best - mean) ** 2) + scale**2 - 1 - np.log(scale**2)
+    )
     price = 0.5 * logdet + 0.5 * best @ np.linalg.solve(precision, gram @ best)
     options = {"num_data": num_data, "alpha": ALPHA, "delta": DELTA}
     certificate = nt.bounds.tempered_certificate(
-        log_evidence, nt.bounds.known_density(log_normal(y, mean, scale).sum()), **options
+        log_evidence,
+        nt.bounds.known_density(log_normal(y, mean, scale).sum()),
+        **options,
     )
     likely = nt.bounds.tempered_certificate(
-        log_evidence, nt.bounds.maximum_likelihood(log_normal(y, x @ least).sum()), **options
+        log_evidence,
+        nt.bounds.maximum_likelihood(log_normal(y, x @ least).sum()),
+        **options,
     )
     return {
         "divergence": divergence,
@@ -91,7 +105,9 @@ def regression_run(rng, num_data, wrong):
 
 def log_mixture(x, weights, centres):
     """Log density at nodes ``(k,)`` of unit-variance mixtures ``(..., K)``."""
-    parts = np.log(weights)[..., None, :] + log_normal(x[:, None], centres[..., None, :])
+    parts = np.log(weights)[..., None, :] + log_normal(
+        x[:, None], centres[..., None, :]
+    )
     top = parts.max(axis=-1)
     return top + np.log(np.exp(parts - top[..., None]).sum(axis=-1))
 
@@ -99,7 +115,9 @@ def log_mixture(x, weights, centres):
 def mixture_run(rng, num_data, seed, separation, orders):
     """One data set, with K chosen."""
     truth = separation * np.array([-0.5, 0.5])
-    x = (truth[rng.choice(2, size=num_data, p=WEIGHTS)] + rng.normal(size=num_data)).astype(np.float32)[:, None]
+    x = (
+        truth[rng.choice(2, size=num_data, p=WEIGHTS)] + rng.normal(size=num_data)
+    ).astype(np.float32)[:, None]
     fit_key, draw_key = jax.random.split(jax.random.key(seed))
     choice = nt.mixtures.select_num_components(
         fit_key,
@@ -113,11 +131,16 @@ def mixture_run(rng, num_data, seed, separation, orders):
         baselines=False,
     )
     draws = nt.mixtures.sample_parameters(draw_key, choice.fit, NUM_DRAWS)
-    weights, centres = (np.asarray(part, np.float64) for part in (draws["weights"], draws["loc"][..., 0]))
+    weights, centres = (
+        np.asarray(part, np.float64)
+        for part in (draws["weights"], draws["loc"][..., 0])
+    )
     weights = np.maximum(weights, 1e-30)
     divergence = nt.bounds.renyi_quadrature(
         ALPHA,
-        lambda node: log_mixture(node, weights / weights.sum(axis=-1, keepdims=True), centres),
+        lambda node: log_mixture(
+            node, weights / weights.sum(axis=-1, keepdims=True), centres
+        ),
         lambda node: log_mixture(node, WEIGHTS, truth),
         -40.0,
         40.0,
@@ -127,7 +150,9 @@ def mixture_run(rng, num_data, seed, separation, orders):
     certificate = nt.bounds.selection_certificate(
         np.asarray(table["elbo"]),
         np.asarray(table["log_prior"]),
-        nt.bounds.known_density(log_mixture(x[:, 0].astype(np.float64), WEIGHTS, truth).sum()),
+        nt.bounds.known_density(
+            log_mixture(x[:, 0].astype(np.float64), WEIGHTS, truth).sum()
+        ),
         num_data,
         alpha=ALPHA,
         delta=DELTA,
@@ -167,12 +192,21 @@ def slope(runs, column):
 
 def summarise(runs):
     """Means by study and n, with standard errors and shares."""
-    columns = ["divergence", "floor", "excess", "bound", "certificate", "of_maximum_likelihood"]
+    columns = [
+        "divergence",
+        "floor",
+        "excess",
+        "bound",
+        "certificate",
+        "of_maximum_likelihood",
+    ]
     runs = runs.reindex(columns=["study", "n", *columns, "K_is_2"])
     runs = runs.assign(
         broken=(runs["divergence"] > runs["certificate"]).astype(float),
         likely_broken=np.where(
-            runs["of_maximum_likelihood"].isna(), np.nan, runs["divergence"] > runs["of_maximum_likelihood"]
+            runs["of_maximum_likelihood"].isna(),
+            np.nan,
+            runs["divergence"] > runs["of_maximum_likelihood"],
         ).astype(float),
     )
     groups = runs.groupby(["study", "n"], sort=False)
@@ -206,21 +240,44 @@ def draw_figure(table, slopes, path):
             if name == "regression":
                 lines.append(("bound", "C1", "--", "bound of the theorem"))
             elif name == "misspecified":
-                ax.axhline(part["floor"].iloc[-1], color="C0", linestyle=":", linewidth=1.0, label="floor")
+                ax.axhline(
+                    part["floor"].iloc[-1],
+                    color="C0",
+                    linestyle=":",
+                    linewidth=1.0,
+                    label="floor",
+                )
                 lines[0] = ("divergence", "C0", "o-", "divergence")
                 lines += [
                     ("bound", "C1", "--", "bound of the theorem"),
                     ("excess", "C2", "s-", f"excess over the floor: {found}"),
-                    ("of_maximum_likelihood", "0.45", "x:", "from maximum likelihood (invalid)"),
+                    (
+                        "of_maximum_likelihood",
+                        "0.45",
+                        "x:",
+                        "from maximum likelihood (invalid)",
+                    ),
                 ]
             else:
                 apart = name.removeprefix("mixture, ")
                 lines = [
-                    ("divergence", "C0", f"{marker}{line}", f"{apart}, divergence: {found}"),
+                    (
+                        "divergence",
+                        "C0",
+                        f"{marker}{line}",
+                        f"{apart}, divergence: {found}",
+                    ),
                     ("certificate", "C3", f"^{line}", f"{apart}, certificate"),
                 ]
             for column, colour, style, label in lines:
-                ax.plot(part["n"], part[column], style, color=colour, markersize=5, label=label)
+                ax.plot(
+                    part["n"],
+                    part[column],
+                    style,
+                    color=colour,
+                    markersize=5,
+                    label=label,
+                )
         steepest = part["excess"].iloc[-1] * part["n"].iloc[-1] / part["n"]
         ax.plot(part["n"], 0.5 * steepest, color="0.7", linewidth=1.0, label="slope -1")
         ax.set(xscale="log", yscale="log", xlabel="n", title=title)
@@ -237,8 +294,12 @@ def draw_figure(table, slopes, path):
 def main():
     """Run the studies, write table, slopes and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="few seeds, small data, K = 2 alone")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for table and figure")
+    parser.add_argument(
+        "--small", action="store_true", help="few seeds, small data, K = 2 alone"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for table and figure"
+    )
     options = parser.parse_args()
     if options.small and options.output.resolve() == DOCS:
         parser.error("--small needs an --output other than the committed results")
@@ -259,8 +320,13 @@ def main():
         else:
             slopes[name] = (np.nan, np.nan)
         table = summarise(pd.concat(runs, ignore_index=True))
-        table.to_csv(options.output / "consistency.csv", index=False, float_format="%.4g")
-        lines = [f"  {key}: {value:.4f} +- {error:.4f}" for key, (value, error) in slopes.items()]
+        table.to_csv(
+            options.output / "consistency.csv", index=False, float_format="%.4g"
+        )
+        lines = [
+            f"  {key}: {value:.4f} +- {error:.4f}"
+            for key, (value, error) in slopes.items()
+        ]
         (options.output / "consistency.txt").write_text(
             describe(
                 f"n = {list(sizes)}, {num_seeds} seeds each; mixture n = {list(mixture_sizes)}, {num_mixtures} "

@@ -36,14 +36,21 @@ def write_files(folder, num_rows, d):
     """The rows as CSV, as CSV with the label's name that Vowpal Wabbit wants, and in its text format."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(num_rows, d)).round(4)
-    y = np.where(rng.random(num_rows) < 1.0 / (1.0 + np.exp(-x @ rng.normal(size=d) / np.sqrt(d))), 1, -1)
+    y = np.where(
+        rng.random(num_rows)
+        < 1.0 / (1.0 + np.exp(-x @ rng.normal(size=d) / np.sqrt(d))),
+        1,
+        -1,
+    )
     names = [f"x{j}" for j in range(d)]
     frame = pd.DataFrame(x, columns=names).assign(y=y)
     frame.to_csv(folder / "ours.csv", index=False)
     frame.rename(columns={"y": "_label"}).to_csv(folder / "vw.csv", index=False)
     with (folder / "vw.txt").open("w") as file:
         for row, label in zip(x, y, strict=True):
-            features = " ".join(f"{name}:{value}" for name, value in zip(names, row, strict=True))
+            features = " ".join(
+                f"{name}:{value}" for name, value in zip(names, row, strict=True)
+            )
             file.write(f"{label} | {features}\n")
 
 
@@ -61,7 +68,9 @@ def contestants(folder, d):
             pass
 
     def learn(rule, prior):
-        state, _ = nt.online.run_chunks(rule, logistic, rule.init(prior), chunks(), keep="nothing")
+        state, _ = nt.online.run_chunks(
+            rule, logistic, rule.init(prior), chunks(), keep="nothing"
+        )
         jax.block_until_ready(state)
 
     def wabbit(arguments):
@@ -73,9 +82,13 @@ def contestants(folder, d):
         "R-VGA, full covariance": lambda: learn(nt.online.rvga(), full),
         "reading alone": read,
         "Vowpal Wabbit, CSV": lambda: wabbit(f"--csv -d {folder / 'vw.csv'}"),
-        "Vowpal Wabbit, CSV, reading alone": lambda: wabbit(f"--noop --csv -d {folder / 'vw.csv'}"),
+        "Vowpal Wabbit, CSV, reading alone": lambda: wabbit(
+            f"--noop --csv -d {folder / 'vw.csv'}"
+        ),
         "Vowpal Wabbit, text": lambda: wabbit(f"-d {folder / 'vw.txt'}"),
-        "Vowpal Wabbit, text, reading alone": lambda: wabbit(f"--noop -d {folder / 'vw.txt'}"),
+        "Vowpal Wabbit, text, reading alone": lambda: wabbit(
+            f"--noop -d {folder / 'vw.txt'}"
+        ),
     }
 
 
@@ -83,7 +96,9 @@ def main():
     """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="few rows")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the table")
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the table"
+    )
     options = parser.parse_args()
     num_rows, d, repeats = (2000, 10, 2) if options.small else (581_012, 54, 5)
     with tempfile.TemporaryDirectory() as name:
@@ -95,8 +110,12 @@ def main():
             for name, call in calls.items():
                 wall, cpu = time.perf_counter(), time.process_time()
                 call()
-                seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-        sizes = {path.name: path.stat().st_size / 1e6 for path in sorted(folder.iterdir())}
+                seconds[name].append(
+                    (time.perf_counter() - wall, time.process_time() - cpu)
+                )
+        sizes = {
+            path.name: path.stat().st_size / 1e6 for path in sorted(folder.iterdir())
+        }
     table = pd.DataFrame(
         [
             {

@@ -30,7 +30,11 @@ import numpyro_tempered as nt
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 LOGISTIC = nt.expectations.logistic()
-UNITS = {"stream": "rows in a batch", "learners": "learners side by side", "mixture": "rows of a mixture"}
+UNITS = {
+    "stream": "rows in a batch",
+    "learners": "learners side by side",
+    "mixture": "rows of a mixture",
+}
 
 
 def seconds_of(call, repeats=3):
@@ -60,7 +64,9 @@ def learners(number, num_rows):
     x, y = logistic_data(num_rows, d)
     rule = nt.online.rvga()
     scales = jnp.geomspace(0.1, 10.0, number)
-    states = jax.vmap(lambda scale: rule.init(nt.families.FullRank(jnp.zeros(d), scale * jnp.eye(d))))(scales)
+    states = jax.vmap(
+        lambda scale: rule.init(nt.families.FullRank(jnp.zeros(d), scale * jnp.eye(d)))
+    )(scales)
 
     def one(state, x, y):
         return nt.online.run(rule, LOGISTIC, state, x, y)[0]
@@ -117,8 +123,12 @@ def measure(kind, size, program, arguments, work):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="few rows, to a temporary folder")
-    parser.add_argument("--output", type=Path, help="folder; docs/results, or a temporary one if small")
+    parser.add_argument(
+        "--small", action="store_true", help="few rows, to a temporary folder"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder; docs/results, or a temporary one if small"
+    )
     parser.add_argument("--precision", choices=["single", "double"], default="single")
     options = parser.parse_args()
     output = options.output or (Path(tempfile.mkdtemp()) if options.small else DOCS)
@@ -126,9 +136,14 @@ def main():
     jax.config.update("jax_enable_x64", options.precision == "double")
 
     num_rows = 1024 if options.small else 65536
-    rows = [measure("stream", size, *stream(size, num_rows)) for size in (1, 8, 64, 512)]
+    rows = [
+        measure("stream", size, *stream(size, num_rows)) for size in (1, 8, 64, 512)
+    ]
     numbers = (1, 10) if options.small else (1, 10, 100, 1000)
-    rows += [measure("learners", number, *learners(number, num_rows // 16)) for number in numbers]
+    rows += [
+        measure("learners", number, *learners(number, num_rows // 16))
+        for number in numbers
+    ]
     for size in (1000, 4000) if options.small else (10**4, 10**5, 10**6):
         call, work = mixture(size)
         rows.append(measure("mixture", size, call, None, work))
@@ -144,12 +159,16 @@ def main():
     _, axes = plt.subplots(1, 3, figsize=(10, 3.6), sharey=True)
     for ax, (kind, unit) in zip(axes, UNITS.items(), strict=True):
         for precision, each in table[table["kind"] == kind].groupby("precision"):
-            ax.loglog(each["size"], each["rows_per_s"], "o-", label=f"{precision} precision")
+            ax.loglog(
+                each["size"], each["rows_per_s"], "o-", label=f"{precision} precision"
+            )
         ax.set(xlabel=unit)
     axes[0].set(ylabel="rows per second")
     axes[0].legend()
     axes[0].figure.savefig(output / "devices.png")
-    (output / "devices.txt").write_text(describe("as in the table; two million rows at most"))
+    (output / "devices.txt").write_text(
+        describe("as in the table; two million rows at most")
+    )
 
 
 if __name__ == "__main__":

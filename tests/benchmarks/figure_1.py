@@ -63,7 +63,9 @@ def toy(num_rounds=10_000):
     y = np.where(rng.uniform(size=num_rounds) < 2 / 3, 1.0, -1.0)
     noise = rng.normal(size=(num_rounds, 2))
     factor = np.linalg.cholesky([[1.0, 1.0], [1.0, 3.0]])
-    return Stream(y[:, None] + np.where(y[:, None] > 0, noise @ factor.T, noise), y, "hinge")
+    return Stream(
+        y[:, None] + np.where(y[:, None] > 0, noise @ factor.T, noise), y, "hinge"
+    )
 
 
 def standardise(values):
@@ -77,7 +79,9 @@ def load(name, data_dir, num_rounds):
         stream = toy()
     else:
         x, y, loss = LOADERS[name.split(",")[0]](data_dir)
-        stream = Stream(standardise(x), standardise(y) if loss == "squared" else y, loss)
+        stream = Stream(
+            standardise(x), standardise(y) if loss == "squared" else y, loss
+        )
     rows = np.random.default_rng(2019).permutation(len(stream.y))[:num_rounds]
     return Stream(stream.x[rows], stream.y[rows], stream.loss)
 
@@ -99,11 +103,18 @@ def relu_moments(mean, variance):
 
 def expected_error(loc, variance, x, y):
     """E[(y - f(x))²] of the network under independent Gaussian weights: (y - E f)² + Var f."""
-    (inner, outer), (inner_var, outer_var) = (jnp.split(part, [HIDDEN * x.shape[-1]]) for part in (loc, variance))
+    (inner, outer), (inner_var, outer_var) = (
+        jnp.split(part, [HIDDEN * x.shape[-1]]) for part in (loc, variance)
+    )
     rows = (HIDDEN, x.shape[-1])
-    first, second = relu_moments(inner.reshape(rows) @ x, inner_var.reshape(rows) @ x**2)
+    first, second = relu_moments(
+        inner.reshape(rows) @ x, inner_var.reshape(rows) @ x**2
+    )
     mean = first @ outer[:HIDDEN] + outer[HIDDEN]
-    spread = second @ (outer[:HIDDEN] ** 2 + outer_var[:HIDDEN]) - first**2 @ outer[:HIDDEN] ** 2
+    spread = (
+        second @ (outer[:HIDDEN] ** 2 + outer_var[:HIDDEN])
+        - first**2 @ outer[:HIDDEN] ** 2
+    )
     return (y - mean) ** 2 + spread + outer_var[HIDDEN]
 
 
@@ -111,10 +122,16 @@ def exact_network():
     """The expectation of the squared loss of the network for a mean field, with its exact gradients."""
 
     def evaluate(q, x, y, *, rng_key=None, curvature="hessian", mask=None):
-        expected, (grad_loc, grad_var) = jax.value_and_grad(expected_error, (0, 1))(q.loc, q.scale**2, x, y)
-        return nt.expectations.Evaluation((y - network(q.loc, x)) ** 2, expected, grad_loc, grad_var)
+        expected, (grad_loc, grad_var) = jax.value_and_grad(expected_error, (0, 1))(
+            q.loc, q.scale**2, x, y
+        )
+        return nt.expectations.Evaluation(
+            (y - network(q.loc, x)) ** 2, expected, grad_loc, grad_var
+        )
 
-    return nt.expectations.Expectation(evaluate, loss=lambda theta, x, y: (y - network(theta, x))[None] ** 2)
+    return nt.expectations.Expectation(
+        evaluate, loss=lambda theta, x, y: (y - network(theta, x))[None] ** 2
+    )
 
 
 def check_exact_network():
@@ -125,7 +142,9 @@ def check_exact_network():
     errors = np.asarray(jax.vmap(lambda theta: (y - network(theta, x)) ** 2)(draws))
     exact = float(expected_error(loc, jnp.full(len(loc), 0.16), x, y))
     if abs(exact - errors.mean()) > 5.0 * errors.std() / np.sqrt(len(errors)):
-        raise RuntimeError(f"expected error {exact:.4f}, but {errors.mean():.4f} by draws.")
+        raise RuntimeError(
+            f"expected error {exact:.4f}, but {errors.mean():.4f} by draws."
+        )
 
 
 def start(name, d):
@@ -133,7 +152,11 @@ def start(name, d):
     if not name.startswith("California"):
         return np.zeros(d)
     rng = np.random.default_rng(2019)
-    return np.r_[rng.normal(size=HIDDEN * d) / np.sqrt(d), rng.normal(size=HIDDEN) / np.sqrt(HIDDEN), 0.0]
+    return np.r_[
+        rng.normal(size=HIDDEN * d) / np.sqrt(d),
+        rng.normal(size=HIDDEN) / np.sqrt(HIDDEN),
+        0.0,
+    ]
 
 
 def rules(num_rounds):
@@ -155,7 +178,9 @@ def run_orders(rule, expectation, prior, x, y, orders):
     """Losses at the mean (P, T) and rejected rounds (P,)."""
 
     def one(order):
-        state, losses = nt.online.run(rule, expectation, rule.init(prior), x[order], y[order])
+        state, losses = nt.online.run(
+            rule, expectation, rule.init(prior), x[order], y[order]
+        )
         return losses.at_mean, state.rejected
 
     return jax.lax.map(one, orders)
@@ -167,7 +192,9 @@ def experiment(name, options):
     num_rounds, d = stream.x.shape
     count = 2 if options.small or num_rounds > 10_000 else 5
     count = 1 if num_rounds > 100_000 else count
-    orders = np.stack([np.random.default_rng(seed).permutation(num_rounds) for seed in range(count)])
+    orders = np.stack(
+        [np.random.default_rng(seed).permutation(num_rounds) for seed in range(count)]
+    )
     loc = start(name, d)
     prior = nt.families.MeanField(jnp.asarray(loc), jnp.ones(len(loc)))
     expectation = getattr(nt.expectations, stream.loss)()
@@ -176,22 +203,32 @@ def experiment(name, options):
     elif name == "California":
         expectation, best = nt.expectations.linearised(network, expectation), np.nan
     else:
-        best = getattr(nt.hindsight, stream.loss)(stream.x, stream.y, BOX).value / num_rounds
+        best = (
+            getattr(nt.hindsight, stream.loss)(stream.x, stream.y, BOX).value
+            / num_rounds
+        )
     losses = {}
     for rule, value in rules(num_rounds).items():
         begin = time.perf_counter()
-        at_mean, rejected = run_orders(value, expectation, prior, stream.x, stream.y, orders)
+        at_mean, rejected = run_orders(
+            value, expectation, prior, stream.x, stream.y, orders
+        )
         losses[rule] = np.asarray(at_mean), int(np.sum(rejected))
         print(f"{name}, {rule}: {time.perf_counter() - begin:.1f} s", flush=True)
     if num_rounds <= MAX_EXACT:
         for label, step in (("(5), step 1/√T", num_rounds**-0.5), ("(5), step 1", 1.0)):
             begin = time.perf_counter()
             fits = [
-                nt.hindsight.sequential(expectation, prior, step, stream.x[order], stream.y[order])
+                nt.hindsight.sequential(
+                    expectation, prior, step, stream.x[order], stream.y[order]
+                )
                 for order in orders
             ]
             missed = int(sum(np.sum(~fit.converged) for fit in fits))
-            print(f"{name}, {label}: {time.perf_counter() - begin:.1f} s, {missed} not converged", flush=True)
+            print(
+                f"{name}, {label}: {time.perf_counter() - begin:.1f} s, {missed} not converged",
+                flush=True,
+            )
             losses[label] = np.stack([fit.losses.at_mean for fit in fits]), missed
     return rows_of(name, losses, best, d), curves_of(losses), best
 
@@ -199,7 +236,9 @@ def experiment(name, options):
 def averages(losses):
     """Average losses (P, T) over the rounds taken so far."""
     taken = np.isfinite(losses)
-    return np.cumsum(np.where(taken, losses, 0.0), -1) / np.maximum(np.cumsum(taken, -1), 1)
+    return np.cumsum(np.where(taken, losses, 0.0), -1) / np.maximum(
+        np.cumsum(taken, -1), 1
+    )
 
 
 def rows_of(name, losses, best, d):
@@ -209,7 +248,20 @@ def rows_of(name, losses, best, d):
         final, (count, num_rounds) = average[:, -1], average.shape
         error = final.std(ddof=1) / np.sqrt(count) if count > 1 else np.nan
         tenth = average[:, num_rounds // 10 - 1].mean()
-        rows.append((name, num_rounds, d, count, rule, final.mean(), error, tenth, best, rejected))
+        rows.append(
+            (
+                name,
+                num_rounds,
+                d,
+                count,
+                rule,
+                final.mean(),
+                error,
+                tenth,
+                best,
+                rejected,
+            )
+        )
     return rows
 
 
@@ -235,9 +287,19 @@ def table_of_curves(results):
 def main():
     """Run the streams, write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="200 rounds of two streams that need no download")
-    parser.add_argument("--data-dir", type=Path, help="folder of data files; by default they are downloaded")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for tables and figure")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="200 rounds of two streams that need no download",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        help="folder of data files; by default they are downloaded",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for tables and figure"
+    )
     parser.add_argument("--streams", nargs="*", help="some of the streams")
     options = parser.parse_args()
     names = options.streams or (["toy", "breast cancer"] if options.small else STREAMS)
@@ -255,9 +317,13 @@ def main():
         "best in hindsight",
         "rejected",
     ]
-    table = pd.DataFrame([row for rows, _, _ in results.values() for row in rows], columns=columns)
+    table = pd.DataFrame(
+        [row for rows, _, _ in results.values() for row in rows], columns=columns
+    )
     options.output.mkdir(parents=True, exist_ok=True)
-    table.to_csv(options.output / "figure_1_losses.csv", index=False, float_format="%.5g")
+    table.to_csv(
+        options.output / "figure_1_losses.csv", index=False, float_format="%.5g"
+    )
     table["cell"] = [f"{value:.4g}" for value in table["loss"]]
     wide = table.pivot(index="rule", columns="stream", values="cell")
     wide = wide.reindex(index=table["rule"].unique(), columns=names)
@@ -265,15 +331,20 @@ def main():
     wide.replace("nan", "").fillna("").to_csv(options.output / "figure_1.csv")
     print(wide.fillna("").to_string())
     curves = table_of_curves(results)
-    curves.to_csv(options.output / "figure_1_curves.csv", index=False, float_format="%.4g")
+    curves.to_csv(
+        options.output / "figure_1_curves.csv", index=False, float_format="%.4g"
+    )
     plt.style.use("numpyro_tempered.plots.house")
     best = {name: best for name, (_, _, best) in results.items()}
     for loss, streams in {"hinge": STREAMS[:4], "squared": STREAMS[4:]}.items():
-        tables = {name: table for name, table in by_stream(curves).items() if name in streams}
+        tables = {
+            name: table for name, table in by_stream(curves).items() if name in streams
+        }
         if tables:
             draw(tables, best).savefig(options.output / f"figure_1_{loss}.png")
     sizes = ", ".join(
-        f"{name} {rows[0][1]} rounds, {rows[0][3]} orders" for name, (rows, _, _) in results.items()
+        f"{name} {rows[0][1]} rounds, {rows[0][3]} orders"
+        for name, (rows, _, _) in results.items()
     )
     text = describe(f"{sizes}; float64").replace(str(options.data_dir), "DATA_DIR")
     (options.output / "figure_1.txt").write_text(text)

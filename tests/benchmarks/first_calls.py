@@ -47,9 +47,13 @@ def calls():
     eta = nt.expectations.gauss_hermite(predictor="eta")
 
     def model(x, y, scale=3.0):
-        beta = numpyro.sample("beta", dist.Normal(0.0, scale).expand([x.shape[1]]).to_event(1))
+        beta = numpyro.sample(
+            "beta", dist.Normal(0.0, scale).expand([x.shape[1]]).to_event(1)
+        )
         with numpyro.plate("n", x.shape[0]):
-            numpyro.sample("y", dist.Normal(numpyro.deterministic("eta", x @ beta), 1.0), obs=y)
+            numpyro.sample(
+                "y", dist.Normal(numpyro.deterministic("eta", x @ beta), 1.0), obs=y
+            )
 
     def svi(key, k):
         stock = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), Trace_ELBO())
@@ -61,14 +65,21 @@ def calls():
         return mcmc.get_samples()["beta"]
 
     def compare(key, k):
-        return nt.compare({s: nt.fit_svi(key, model, AutoNormal, *regression(k), s) for s in (1.0, 3.0)})
+        return nt.compare(
+            {
+                s: nt.fit_svi(key, model, AutoNormal, *regression(k), s)
+                for s in (1.0, 3.0)
+            }
+        )
 
     def stream(key, k):
         online = nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, expectation=eta)
         return online.run(key, *map(jnp.asarray, regression(k)))[0].posterior.loc
 
     def mixture(key, k):
-        return nt.mixtures.fit(key, clusters(k), nt.components.gaussian(2), num_components=3).objective
+        return nt.mixtures.fit(
+            key, clusters(k), nt.components.gaussian(2), num_components=3
+        ).objective
 
     def table(key, k):
         return nt.mixtures.select_num_components(
@@ -84,7 +95,10 @@ def calls():
         from sklearn.mixture import GaussianMixture
 
         x = clusters(k)
-        return min(GaussianMixture(size, n_init=10, random_state=k).fit(x).bic(x) for size in range(1, 9))
+        return min(
+            GaussianMixture(size, n_init=10, random_state=k).fit(x).bic(x)
+            for size in range(1, 9)
+        )
 
     def sklearn_pca(key, k):
         from sklearn.decomposition import PCA
@@ -99,13 +113,21 @@ def calls():
     return {
         "[NumPyro's SVI.run]": svi,
         "[NumPyro's NUTS]": nuts,
-        "fit_svi": lambda key, k: nt.fit_svi(key, model, AutoNormal, *regression(k)).losses,
+        "fit_svi": lambda key, k: (
+            nt.fit_svi(key, model, AutoNormal, *regression(k)).losses
+        ),
         "fit_gaussian": lambda key, k: (
-            nt.fit_gaussian(key, model, AutoNormal, *regression(k), expectation=eta).losses
+            nt.fit_gaussian(
+                key, model, AutoNormal, *regression(k), expectation=eta
+            ).losses
         ),
         "compare, two fits": compare,
-        "select_alpha": lambda key, k: nt.select_alpha(key, model, AutoNormal, *regression(k)).alpha,
-        "temper_path": lambda key, k: nt.temper_path(key, model, AutoNormal, *regression(k)),
+        "select_alpha": lambda key, k: (
+            nt.select_alpha(key, model, AutoNormal, *regression(k)).alpha
+        ),
+        "temper_path": lambda key, k: nt.temper_path(
+            key, model, AutoNormal, *regression(k)
+        ),
         "OnlineVI.run": stream,
         "[scikit-learn's LassoCV]": sklearn_lasso,
         "sparse.fit_linear": lambda key, k: nt.sparse.fit_linear(
@@ -134,7 +156,10 @@ def measure(way):
 
 def run(way, cache=""):
     """:func:`measure` in a process of its own, without a cache on disk unless there is a folder for it."""
-    environment = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment = {
+        "JAX_COMPILATION_CACHE_DIR": cache,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     return fresh.in_new_process(__file__, way, **environment)
 
 
@@ -154,8 +179,15 @@ def main():
     rows = []
     for way in SMALL if options.small else calls():
         first, second = run(way)
-        row = {"way": way, "first call": first["seconds"], "second call": second["seconds"]}
-        row |= {"programs": first["programs"], "programs of the second": second["programs"]}
+        row = {
+            "way": way,
+            "first call": first["seconds"],
+            "second call": second["seconds"],
+        }
+        row |= {
+            "programs": first["programs"],
+            "programs of the second": second["programs"],
+        }
         if not way.startswith("[scikit"):
             with tempfile.TemporaryDirectory() as cache:
                 run(way, cache)

@@ -30,16 +30,27 @@ def models():
     import numpyro.distributions as dist
 
     def logistic(x, y):
-        beta = numpyro.sample("beta", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1))
-        numpyro.sample("y", dist.Bernoulli(logits=numpyro.deterministic("eta", x @ beta)), obs=y)
+        beta = numpyro.sample(
+            "beta", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1)
+        )
+        numpyro.sample(
+            "y", dist.Bernoulli(logits=numpyro.deterministic("eta", x @ beta)), obs=y
+        )
 
     def linear(x, y):
-        beta = numpyro.sample("beta", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1))
+        beta = numpyro.sample(
+            "beta", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1)
+        )
         sigma = numpyro.sample("sigma", dist.HalfNormal(3.0))
-        numpyro.sample("y", dist.Normal(numpyro.deterministic("eta", x @ beta), sigma), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(numpyro.deterministic("eta", x @ beta), sigma), obs=y
+        )
 
     def eight_schools(sigma, y):
-        mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
+        mu, tau = (
+            numpyro.sample("mu", dist.Normal(0, 5)),
+            numpyro.sample("tau", dist.HalfCauchy(5)),
+        )
         with numpyro.plate("J", 8):
             theta = numpyro.sample("theta", dist.Normal(0, 1))
             numpyro.sample("y", dist.Normal(mu + tau * theta, sigma), obs=y)
@@ -52,7 +63,9 @@ def models():
 
     def logistic_data(number):
         x, eta, rng = of_regression(number)
-        return x, jnp.array((rng.uniform(size=500) < 1.0 / (1.0 + np.exp(-eta))).astype(int))
+        return x, jnp.array(
+            (rng.uniform(size=500) < 1.0 / (1.0 + np.exp(-eta))).astype(int)
+        )
 
     def linear_data(number):
         x, eta, rng = of_regression(number)
@@ -62,7 +75,11 @@ def models():
         y = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0]) + number
         return jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]), jnp.array(y)
 
-    functions = (logistic, logistic_data), (linear, linear_data), (eight_schools, schools_data)
+    functions = (
+        (logistic, logistic_data),
+        (linear, linear_data),
+        (eight_schools, schools_data),
+    )
     return dict(zip(MODELS, functions, strict=True))
 
 
@@ -78,12 +95,23 @@ def measure(way, name):
 
     def fit(key, *args):
         if way == "SVI.run":
-            svi = SVI(model, AutoMultivariateNormal(model), numpyro.optim.Adam(0.01), Trace_ELBO())
+            svi = SVI(
+                model,
+                AutoMultivariateNormal(model),
+                numpyro.optim.Adam(0.01),
+                Trace_ELBO(),
+            )
             return svi.run(key, 3000, *args, progress_bar=False).losses
         if way == "fit_svi":
             return nt.fit_svi(key, model, AutoMultivariateNormal, *args).losses
-        by = None if way.endswith("draws") else nt.expectations.gauss_hermite(predictor="eta")
-        return nt.fit_gaussian(key, model, AutoMultivariateNormal, *args, expectation=by).losses
+        by = (
+            None
+            if way.endswith("draws")
+            else nt.expectations.gauss_hermite(predictor="eta")
+        )
+        return nt.fit_gaussian(
+            key, model, AutoMultivariateNormal, *args, expectation=by
+        ).losses
 
     rows = measure_calls(fit, range(1, NUM_CALLS + 1), data)
     return [{"model": name, "way": way} | row for row in rows]
@@ -102,15 +130,24 @@ def main():
     import pandas as pd
     from provenance import describe
 
-    pairs = [(way, name) for name in MODELS for way in WAYS if not (name == MODELS[2] and "quadrature" in way)]
+    pairs = [
+        (way, name)
+        for name in MODELS
+        for way in WAYS
+        if not (name == MODELS[2] and "quadrature" in way)
+    ]
     repeats = 1 if options.small else 3
     table = []
     for repeat in range(repeats):
         for way, name in pairs[:2] if options.small else pairs:
-            table += [row | {"repeat": repeat} for row in in_new_process(__file__, way, name)]
+            table += [
+                row | {"repeat": repeat} for row in in_new_process(__file__, way, name)
+            ]
     calls = pd.DataFrame(table)
     # The least of the processes: what else the machine did only adds.
-    least = calls.groupby(["model", "way", "call"], sort=False).min().drop(columns="repeat")
+    least = (
+        calls.groupby(["model", "way", "call"], sort=False).min().drop(columns="repeat")
+    )
     wide = least.unstack("call")
     wide.columns = [f"{column} {call}" for column, call in wide.columns]
     for model in wide.index.get_level_values(0).unique():
@@ -118,7 +155,9 @@ def main():
         wide.loc[[model], "first, of SVI.run's"] = (
             rows["seconds 1"] / rows.loc["SVI.run", "seconds 1"]
         ).to_numpy()
-    wide = wide.reset_index().drop(columns=["programs 3", "compile_seconds 2", "compile_seconds 3"])
+    wide = wide.reset_index().drop(
+        columns=["programs 3", "compile_seconds 2", "compile_seconds 3"]
+    )
     wide = wide.rename(columns={"compile_seconds 1": "of which XLA 1"})
     options.output.mkdir(parents=True, exist_ok=True)
     stem = f"fit_calls_py{sys.version_info.major}{sys.version_info.minor}"

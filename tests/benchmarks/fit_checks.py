@@ -54,7 +54,12 @@ def pushed(params, rng):
             noise = jnp.asarray(0.3 * rng.normal(size=value.shape), value.dtype)
             moved[name] = value + (noise * scale if root is None else root @ noise)
         else:
-            factor = np.exp(0.2 * rng.normal(size=value.shape if value.ndim < 2 else (value.shape[0], 1)))
+            factor = np.exp(
+                0.2
+                * rng.normal(
+                    size=value.shape if value.ndim < 2 else (value.shape[0], 1)
+                )
+            )
             moved[name] = value * jnp.asarray(factor, value.dtype)
     return moved
 
@@ -92,13 +97,23 @@ def rows(names, alphas, repetitions, seed):
         y = y.astype(jnp.float32) if jnp.issubdtype(y.dtype, jnp.floating) else y
         for alpha in alphas:
             for label, guide in GUIDES.items():
-                fit = nt.fit_svi(jax.random.key(seed), model, guide, y, alpha=alpha, progress_bar=False)
+                fit = nt.fit_svi(
+                    jax.random.key(seed),
+                    model,
+                    guide,
+                    y,
+                    alpha=alpha,
+                    progress_bar=False,
+                )
                 rng = np.random.default_rng(seed)
                 results = []
                 for key in jax.random.split(jax.random.key(seed), repetitions):
                     off = fit._replace(params=pushed(fit.params, rng))
                     check = nt.check_fit(key, off)
-                    results.append({"status": check.status} | outcomes(check, conjugate.moments(alpha)))
+                    results.append(
+                        {"status": check.status}
+                        | outcomes(check, conjugate.moments(alpha))
+                    )
                 frame = pd.DataFrame(results)
                 loose = np.concatenate([np.asarray(v) for v in frame["looseness"]])
                 yield {
@@ -110,7 +125,9 @@ def rows(names, alphas, repetitions, seed):
                     "estimated": int((frame["status"] == "estimated").sum()),
                     "unreliable": int((frame["status"] == "unreliable").sum()),
                     **frame[COUNTS].sum().to_dict(),
-                    "median looseness": float(np.median(loose)) if len(loose) else np.nan,
+                    "median looseness": float(np.median(loose))
+                    if len(loose)
+                    else np.nan,
                 }
 
 
@@ -125,7 +142,11 @@ def main():
     if options.small:
         arguments = (["normal", "linear"], (0.5,), 3)
     else:
-        arguments = (names, ALPHAS, -(-1000 // (len(names) * len(ALPHAS) * len(GUIDES))))
+        arguments = (
+            names,
+            ALPHAS,
+            -(-1000 // (len(names) * len(ALPHAS) * len(GUIDES))),
+        )
     table = []
     for row in rows(*arguments, options.seed):
         table.append(row)
@@ -136,7 +157,9 @@ def main():
     total = table[["checks", *COUNTS]].sum()
     sizes = f"{total['checks']} checks of 4,000 draws, seed {options.seed}"
     lines = [f"{name}: {value}" for name, value in total.items()]
-    (options.output / "fit_checks.txt").write_text("\n".join([describe(sizes), *lines, ""]))
+    (options.output / "fit_checks.txt").write_text(
+        "\n".join([describe(sizes), *lines, ""])
+    )
     print("\n".join(lines))
 
 

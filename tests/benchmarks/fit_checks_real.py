@@ -35,7 +35,10 @@ def reference_of(example, args, seed, num_samples):
     mcmc = MCMC(kernel, num_warmup=num_samples, num_samples=num_samples, **options)
     mcmc.run(jax.random.key(seed), *args)
     draws = mcmc.get_samples(group_by_chain=True)
-    return {name: np.asarray(values).reshape(4, num_samples, -1) for name, values in draws.items()}
+    return {
+        name: np.asarray(values).reshape(4, num_samples, -1)
+        for name, values in draws.items()
+    }
 
 
 def moments_of(check, draws):
@@ -44,15 +47,25 @@ def moments_of(check, draws):
     sites = dict.fromkeys(name.split("[")[0] for name in names)
     values = np.concatenate([draws[site] for site in sites], axis=2)
     flat = values.reshape(-1, values.shape[2])
-    ess = np.array([effective_sample_size(values[:, :, k]) for k in range(values.shape[2])])
-    return pd.DataFrame({"mean": flat.mean(0), "sd": flat.std(0), "ess": ess}, index=names)
+    ess = np.array(
+        [effective_sample_size(values[:, :, k]) for k in range(values.shape[2])]
+    )
+    return pd.DataFrame(
+        {"mean": flat.mean(0), "sd": flat.std(0), "ess": ess}, index=names
+    )
 
 
 def row_of(check, reference):
     """How a check stands to NUTS."""
     table, nuts = nt.table(check), reference
-    mean_se, sd_se = nuts["sd"] / np.sqrt(nuts["ess"]), nuts["sd"] / np.sqrt(2.0 * nuts["ess"])
-    mean_error, sd_error = (table["mean"] - nuts["mean"]).abs(), (table["sd"] - nuts["sd"]).abs()
+    mean_se, sd_se = (
+        nuts["sd"] / np.sqrt(nuts["ess"]),
+        nuts["sd"] / np.sqrt(2.0 * nuts["ess"]),
+    )
+    mean_error, sd_error = (
+        (table["mean"] - nuts["mean"]).abs(),
+        (table["sd"] - nuts["sd"]).abs(),
+    )
     ratio = table["sd"] / nuts["sd"]
     corrected = np.hypot(table["corrected_mean_se"], mean_se)
     z = (table["corrected_mean"] - nuts["mean"]).abs() / corrected
@@ -64,26 +77,42 @@ def row_of(check, reference):
         "Pareto k": check.divergences.pareto_k,
         "k there": check.reference_divergences.pareto_k,
         "D2 bound there": check.reference_divergences.d2_bound,
-        "mean violations": int((mean_error - 3.0 * mean_se > table["mean_bound"]).sum()),
+        "mean violations": int(
+            (mean_error - 3.0 * mean_se > table["mean_bound"]).sum()
+        ),
         "sd violations": int((sd_error - 3.0 * sd_se > table["sd_bound"]).sum()),
         "largest error of a mean in sds": float((mean_error / nuts["sd"]).max()),
         "its bound": float((table["mean_bound"] / nuts["sd"]).max()),
         "worst sd over NUTS'": float(ratio.iloc[at]),
         "corrected": float((table["corrected_sd"] / nuts["sd"]).iloc[at]),
-        "corrected means within 3 se": float((z < 3.0).mean()) if z.notna().any() else np.nan,
+        "corrected means within 3 se": float((z < 3.0).mean())
+        if z.notna().any()
+        else np.nan,
     }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--reuse", action="store_true", help="take the moments of NUTS that are in the results")
+    parser.add_argument(
+        "--reuse",
+        action="store_true",
+        help="take the moments of NUTS that are in the results",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    names = ["logistic regression"] if options.small else [k for k, e in EXAMPLES.items() if e.is_available]
-    known = pd.read_csv(RESULTS / "fit_checks_real_nuts.csv", index_col="number") if options.reuse else None
+    names = (
+        ["logistic regression"]
+        if options.small
+        else [k for k, e in EXAMPLES.items() if e.is_available]
+    )
+    known = (
+        pd.read_csv(RESULTS / "fit_checks_real_nuts.csv", index_col="number")
+        if options.reuse
+        else None
+    )
     rows, references = [], []
     for name in names:
         example = EXAMPLES[name]
@@ -91,33 +120,58 @@ def main():
         draws = (
             None
             if known is not None
-            else reference_of(example, args, options.seed, 300 if options.small else 2000)
+            else reference_of(
+                example, args, options.seed, 300 if options.small else 2000
+            )
         )
         for label, guide in GUIDES.items():
             began = time.perf_counter()
             try:
-                fit = nt.fit_svi(jax.random.key(options.seed), example.model, guide, *args, progress_bar=False)
+                fit = nt.fit_svi(
+                    jax.random.key(options.seed),
+                    example.model,
+                    guide,
+                    *args,
+                    progress_bar=False,
+                )
                 seconds = time.perf_counter() - began
                 began = time.perf_counter()
                 check = nt.check_fit(jax.random.key(options.seed + 1), fit)
             except (ValueError, TypeError) as error:
-                rows.append({"model": name, "guide": label, "status": f"refused: {str(error)[:60]}"})
+                rows.append(
+                    {
+                        "model": name,
+                        "guide": label,
+                        "status": f"refused: {str(error)[:60]}",
+                    }
+                )
                 print(rows[-1], flush=True)
                 continue
             reference = (
-                moments_of(check, draws) if known is None else known[known["model"] == name].drop(columns="model")
+                moments_of(check, draws)
+                if known is None
+                else known[known["model"] == name].drop(columns="model")
             )
-            costs = {"fit, seconds": seconds, "check, seconds": time.perf_counter() - began}
-            rows.append({"model": name, "guide": label, **row_of(check, reference), **costs})
+            costs = {
+                "fit, seconds": seconds,
+                "check, seconds": time.perf_counter() - began,
+            }
+            rows.append(
+                {"model": name, "guide": label, **row_of(check, reference), **costs}
+            )
             print(rows[-1], flush=True)
         references.append(reference.assign(model=name))
     table = pd.DataFrame(rows)
     options.output.mkdir(parents=True, exist_ok=True)
-    table.to_csv(options.output / "fit_checks_real.csv", index=False, float_format="%.3g")
+    table.to_csv(
+        options.output / "fit_checks_real.csv", index=False, float_format="%.3g"
+    )
     kept = pd.concat(references).rename_axis("number").reset_index().set_index("model")
     kept.to_csv(options.output / "fit_checks_real_nuts.csv", float_format="%.5g")
     sizes = f"NUTS of 4 x 2,000 draws, checks of 4,000 draws, seed {options.seed}"
-    (options.output / "fit_checks_real.txt").write_text(f"{describe(sizes)}\n{table.to_string(index=False)}\n")
+    (options.output / "fit_checks_real.txt").write_text(
+        f"{describe(sizes)}\n{table.to_string(index=False)}\n"
+    )
 
 
 if __name__ == "__main__":

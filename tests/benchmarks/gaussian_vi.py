@@ -60,14 +60,21 @@ def draw(d, seed=0):
     """Rows, signs, and names of a target: columns of unequal scale, correlated."""
     rng = np.random.default_rng([seed, d])
     mix = np.eye(d) + 0.5 * np.tril(rng.normal(size=(d, d)), -1) / np.sqrt(d)
-    x = rng.normal(size=(20 * d, d)) @ mix * np.geomspace(0.5, 3.0, d) * np.sqrt(5.0 / d)
+    x = (
+        rng.normal(size=(20 * d, d))
+        @ mix
+        * np.geomspace(0.5, 3.0, d)
+        * np.sqrt(5.0 / d)
+    )
     u = x @ rng.normal(size=d)
     return x, np.where(rng.uniform(size=len(x)) < 1.0 / (1.0 + np.exp(-u)), 1.0, -1.0)
 
 
 def model(x, y=None):
     """The same target in NumPyro; y in {0, 1}."""
-    theta = numpyro.sample("theta", dist.Normal(0.0, PRIOR_SCALE).expand([x.shape[1]]).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(0.0, PRIOR_SCALE).expand([x.shape[1]]).to_event(1)
+    )
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=x @ theta), obs=y)
 
@@ -97,7 +104,9 @@ def elbo_of(f):
 
     def elbo(loc, root):
         q = nt.families.FullRank(loc, root)
-        entropy = jnp.sum(jnp.log(jnp.diagonal(root))) + 0.5 * loc.size * jnp.log(2.0 * jnp.pi * jnp.e)
+        entropy = jnp.sum(jnp.log(jnp.diagonal(root))) + 0.5 * loc.size * jnp.log(
+            2.0 * jnp.pi * jnp.e
+        )
         return entropy - f(q).value
 
     return elbo
@@ -133,23 +142,35 @@ def svi(f, x, y, alpha, num_steps, num_particles, every):
     d = x.shape[1]
     tempered = nt.temper(model, alpha=alpha)
     guide = AutoMultivariateNormal(
-        tempered, init_loc_fn=init_to_value(values={"theta": jnp.zeros(d)}), init_scale=1.0
+        tempered,
+        init_loc_fn=init_to_value(values={"theta": jnp.zeros(d)}),
+        init_scale=1.0,
     )
-    stock = SVI(tempered, guide, Adam(schedule(num_steps)), Trace_ELBO(num_particles=num_particles))
+    stock = SVI(
+        tempered,
+        guide,
+        Adam(schedule(num_steps)),
+        Trace_ELBO(num_particles=num_particles),
+    )
     labels = (y > 0).astype(int)
     state = stock.init(jax.random.key(1), x, labels)
 
     @jax.jit
     def run():
         def some(state, _):
-            state = jax.lax.fori_loop(0, every, lambda _, s: stock.update(s, x, labels)[0], state)
+            state = jax.lax.fori_loop(
+                0, every, lambda _, s: stock.update(s, x, labels)[0], state
+            )
             return state, stock.get_params(state)
 
         return jax.lax.scan(some, state, length=num_steps // every)[1]
 
     params, seconds = timed(run)
     elbo = jax.jit(elbo_of(f))
-    values = [elbo(m, root) for m, root in zip(params["auto_loc"], params["auto_scale_tril"], strict=True)]
+    values = [
+        elbo(m, root)
+        for m, root in zip(params["auto_loc"], params["auto_scale_tril"], strict=True)
+    ]
     return np.asarray(values), seconds
 
 
@@ -158,7 +179,9 @@ def study(d, alpha, adam_steps, svi_steps):
     x, y = draw(d)
     f = objective(x, y, alpha)
     start = nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
-    best = vi.minimise(f, start, method=vi.natural_gradient(1.0), tolerance=1e-16, max_evaluations=2000)
+    best = vi.minimise(
+        f, start, method=vi.natural_gradient(1.0), tolerance=1e-16, max_evaluations=2000
+    )
     found = float(best.elbo)
     if d <= 10:
         independent = oracle.logistic_optimum(x, y, alpha, PRIOR_SCALE)[2]
@@ -174,10 +197,18 @@ def study(d, alpha, adam_steps, svi_steps):
         )
         used = int(result.num_evaluations)
         reached = np.where(result.trace.accepted, result.trace.elbo, -np.inf)[:used]
-        curves.append((name, np.arange(1, used + 1), found - reached, seconds / used, 1))
+        curves.append(
+            (name, np.arange(1, used + 1), found - reached, seconds / used, 1)
+        )
     values, seconds = adam_exact(f, d, adam_steps)
     curves.append(
-        ("Adam, exact ELBO", np.arange(1, adam_steps + 1), found - np.asarray(values), seconds / adam_steps, 1)
+        (
+            "Adam, exact ELBO",
+            np.arange(1, adam_steps + 1),
+            found - np.asarray(values),
+            seconds / adam_steps,
+            1,
+        )
     )
     for particles in (1, 16):
         every = max(1, svi_steps // 200)
@@ -215,7 +246,12 @@ def study(d, alpha, adam_steps, svi_steps):
 
 def nuts(x, y, alpha, best, num_samples):
     """Moments of NUTS beside those of the best Gaussian."""
-    mcmc = MCMC(NUTS(nt.temper(model, alpha=alpha)), num_warmup=500, num_samples=num_samples, progress_bar=False)
+    mcmc = MCMC(
+        NUTS(nt.temper(model, alpha=alpha)),
+        num_warmup=500,
+        num_samples=num_samples,
+        progress_bar=False,
+    )
     mcmc.run(jax.random.key(2), x, (y > 0).astype(int))
     theta = np.asarray(mcmc.get_samples()["theta"])
     q = best.posterior
@@ -230,7 +266,8 @@ def nuts(x, y, alpha, best, num_samples):
         "median_sd_ratio": np.median(ratio),
         "largest_sd_ratio": ratio.max(),
         "largest_gap_of_correlation": np.abs(
-            np.corrcoef(theta.T) - np.asarray(q.factor @ q.factor.T) / np.outer(sds, sds)
+            np.corrcoef(theta.T)
+            - np.asarray(q.factor @ q.factor.T) / np.outer(sds, sds)
         ).max(),
         "draws": num_samples,
     }
@@ -243,20 +280,37 @@ def draw_figure(curves, d, alpha, file):
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, constrained_layout=True)
-    colours = ["#0b5394", "#5b9bd5", "#38761d", "#93c47d", "#cc4125", "#b4a7d6", "#674ea7"]
+    figure, axes = plt.subplots(
+        1, 2, figsize=(10, 4.2), sharey=True, constrained_layout=True
+    )
+    colours = [
+        "#0b5394",
+        "#5b9bd5",
+        "#38761d",
+        "#93c47d",
+        "#cc4125",
+        "#b4a7d6",
+        "#674ea7",
+    ]
     for (name, count, gap, each, _), colour in zip(curves, colours, strict=True):
         shown = np.minimum.accumulate(np.maximum(gap, 1e-9))
         for axis, scale in zip(axes, (1.0, 1e3 * each), strict=True):
             axis.loglog(count * scale, shown, color=colour, lw=1.8, label=name)
-    for axis, label in zip(axes, ("evaluations (SVI: draws)", "milliseconds, compiled"), strict=True):
+    for axis, label in zip(
+        axes, ("evaluations (SVI: draws)", "milliseconds, compiled"), strict=True
+    ):
         axis.axhline(TARGET, color="0.6", lw=0.8, ls=":")
         axis.set_xlabel(label)
         axis.set_ylim(1e-9, None)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("least KL gap so far (nats)")
-    axes[1].legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(1.0, 0.2))
-    figure.suptitle(f"Logistic regression, d = {d}, alpha = {alpha}: KL gap to the best Gaussian", fontsize=11)
+    axes[1].legend(
+        frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(1.0, 0.2)
+    )
+    figure.suptitle(
+        f"Logistic regression, d = {d}, alpha = {alpha}: KL gap to the best Gaussian",
+        fontsize=11,
+    )
     figure.savefig(file, dpi=120)
 
 
@@ -264,12 +318,16 @@ def main():
     """Run the study, write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="d = 2 alone, short runs")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for tables and figure")
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for tables and figure"
+    )
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     options.output.mkdir(parents=True, exist_ok=True)
     sizes, alphas = ((2,), (0.5,)) if options.small else ((2, 10, 50), (0.5, 1.0))
-    adam_steps, svi_steps, num_samples = (200, 200, 200) if options.small else (6000, 20_000, 4000)
+    adam_steps, svi_steps, num_samples = (
+        (200, 200, 200) if options.small else (6000, 20_000, 4000)
+    )
     rows, moments, shown = [], [], None
     for d in sizes:
         for alpha in alphas:
@@ -280,7 +338,9 @@ def main():
                 shown = curves
     table = pd.DataFrame(rows)
     table.to_csv(options.output / "gaussian_vi.csv", index=False, float_format="%.4g")
-    pd.DataFrame(moments).to_csv(options.output / "gaussian_vi_nuts.csv", index=False, float_format="%.4g")
+    pd.DataFrame(moments).to_csv(
+        options.output / "gaussian_vi_nuts.csv", index=False, float_format="%.4g"
+    )
     (options.output / "gaussian_vi.txt").write_text(
         describe(
             f"d = {list(sizes)}, n = 20 d, alpha = {list(alphas)}, {adam_steps} steps of Adam, {svi_steps} "

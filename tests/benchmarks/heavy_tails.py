@@ -28,14 +28,24 @@ import numpyro_tempered as nt
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 GUIDES = {
     "AutoMultivariateNormal": AutoMultivariateNormal,
-    "AutoMultivariateStudentT, df=5": lambda model: nt.guides.AutoMultivariateStudentT(model, df=5.0),
+    "AutoMultivariateStudentT, df=5": lambda model: nt.guides.AutoMultivariateStudentT(
+        model, df=5.0
+    ),
     "AutoMultivariateStudentT, df=7": nt.guides.AutoMultivariateStudentT,
-    "AutoMultivariateStudentT, learned": lambda model: nt.guides.AutoMultivariateStudentT(model, df=None),
+    "AutoMultivariateStudentT, learned": lambda model: (
+        nt.guides.AutoMultivariateStudentT(model, df=None)
+    ),
     "AutoDiagonalNormal": AutoDiagonalNormal,
     "AutoDiagonalStudentT, df=7": nt.guides.AutoDiagonalStudentT,
-    "AutoDiagonalStudentT, learned": lambda model: nt.guides.AutoDiagonalStudentT(model, df=None),
+    "AutoDiagonalStudentT, learned": lambda model: nt.guides.AutoDiagonalStudentT(
+        model, df=None
+    ),
 }
-MODELS = ("eight schools, centred", "eight schools, non-centred", "baseball, partial pooling")
+MODELS = (
+    "eight schools, centred",
+    "eight schools, non-centred",
+    "baseball, partial pooling",
+)
 
 
 def problems(is_small):
@@ -43,8 +53,15 @@ def problems(is_small):
     x, y = regression_data(4)
     df, _, scale, _ = regression_posterior(x, y)
     sd = np.sqrt(np.diag(scale) * df / (df - 2.0))
-    yield "regression, exact t of 6", regression, (x, y), pd.Series(sd, ["beta[0]", "beta[1]"])
-    nuts = pd.read_csv(RESULTS / "fit_checks_real_nuts.csv").set_index(["model", "number"])["sd"]
+    yield (
+        "regression, exact t of 6",
+        regression,
+        (x, y),
+        pd.Series(sd, ["beta[0]", "beta[1]"]),
+    )
+    nuts = pd.read_csv(RESULTS / "fit_checks_real_nuts.csv").set_index(
+        ["model", "number"]
+    )["sd"]
     for name in () if is_small else MODELS:
         yield name, EXAMPLES[name].model, EXAMPLES[name].data(), nuts.loc[name]
 
@@ -86,17 +103,33 @@ def main():
     warnings.simplefilter("ignore")
     rows = []
     for name, model, args, sd in problems(options.small):
-        results = {label: row_of(guide, model, args, sd, options.seed) for label, guide in GUIDES.items()}
-        ratios = pd.DataFrame({label: ratio for label, (_, ratio) in results.items()}).dropna()
+        results = {
+            label: row_of(guide, model, args, sd, options.seed)
+            for label, guide in GUIDES.items()
+        }
+        ratios = pd.DataFrame(
+            {label: ratio for label, (_, ratio) in results.items()}
+        ).dropna()
         for label, (row, _) in results.items():
-            worst = ratios[label].iloc[int(np.abs(np.log(ratios[label])).to_numpy().argmax())]
-            rows.append({"model": name, "guide": label, **row, "worst sd over the posterior's": worst})
+            worst = ratios[label].iloc[
+                int(np.abs(np.log(ratios[label])).to_numpy().argmax())
+            ]
+            rows.append(
+                {
+                    "model": name,
+                    "guide": label,
+                    **row,
+                    "worst sd over the posterior's": worst,
+                }
+            )
             print(rows[-1], flush=True)
     table = pd.DataFrame(rows)
     options.output.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.output / "heavy_tails.csv", index=False, float_format="%.3g")
     sizes = f"checks of 4,000 draws of the fit alone, seed {options.seed}"
-    (options.output / "heavy_tails.txt").write_text(f"{describe(sizes)}\n{table.to_string(index=False)}\n")
+    (options.output / "heavy_tails.txt").write_text(
+        f"{describe(sizes)}\n{table.to_string(index=False)}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -77,8 +77,13 @@ def score(draws, model, data):
 def by_stream(model, rule, start, train, num_first, num_samples):
     """Draws from the posterior of one pass, and its rejected rounds."""
     guide = nt.guides.AutoOnlineMultivariateNormal
-    online = nt.OnlineVI(model, guide, rule, nt.expectations.monte_carlo(num_particles=4))
-    first, rest = (tuple(a[part] for a in train) for part in (slice(num_first), slice(num_first, None)))
+    online = nt.OnlineVI(
+        model, guide, rule, nt.expectations.monte_carlo(num_particles=4)
+    )
+    first, rest = (
+        tuple(a[part] for a in train)
+        for part in (slice(num_first), slice(num_first, None))
+    )
     if start == "prior":
         state, _ = online.run(jax.random.key(2), *train)
     else:
@@ -86,14 +91,21 @@ def by_stream(model, rule, start, train, num_first, num_samples):
         state = online.init(jax.random.key(2), *(a[:1] for a in train), prior=fit)
         state, _ = online.run(state, *rest)
     params = online.get_params(state)
-    draws = online.guide.sample_posterior(jax.random.key(4), params, sample_shape=(num_samples,))
+    draws = online.guide.sample_posterior(
+        jax.random.key(4), params, sample_shape=(num_samples,)
+    )
     return draws, int(state.rejected)
 
 
 def measure(seed, num_rows, num_test, num_samples):
     """The rows of one data set."""
     train, test = simulate(seed, num_rows, num_test)
-    mcmc = MCMC(NUTS(non_centred), num_warmup=num_samples // 2, num_samples=num_samples, progress_bar=False)
+    mcmc = MCMC(
+        NUTS(non_centred),
+        num_warmup=num_samples // 2,
+        num_samples=num_samples,
+        progress_bar=False,
+    )
     mcmc.run(jax.random.key(1), *train)
     reference = mcmc.get_samples()
     best = score(reference, non_centred, test)
@@ -101,10 +113,20 @@ def measure(seed, num_rows, num_test, num_samples):
     for model in (centred, non_centred):
         for start in ("prior", "fit"):
             for name, rule in RULES.items():
-                draws, rejected = by_stream(model, rule, start, train, num_rows // 10, num_samples)
-                row = {"seed": seed, "model": model.__name__, "start": start, "rule": name}
+                draws, rejected = by_stream(
+                    model, rule, start, train, num_rows // 10, num_samples
+                )
+                row = {
+                    "seed": seed,
+                    "model": model.__name__,
+                    "start": start,
+                    "rule": name,
+                }
                 row |= {"gap": best - score(draws, model, test), "rejected": rejected}
-                row |= {"tau": float(np.mean(draws["tau"])), "sd": float(np.std(draws["tau"]))}
+                row |= {
+                    "tau": float(np.mean(draws["tau"])),
+                    "sd": float(np.std(draws["tau"])),
+                }
                 row |= {
                     "tau, NUTS": float(np.mean(reference["tau"])),
                     "sd, NUTS": float(np.std(reference["tau"])),
@@ -116,18 +138,26 @@ def measure(seed, num_rows, num_test, num_samples):
 def main():
     """Run the streams and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="one seed, few rows and draws")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the table")
+    parser.add_argument(
+        "--small", action="store_true", help="one seed, few rows and draws"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the table"
+    )
     options = parser.parse_args()
     if options.small and options.output.resolve() == DOCS:
         parser.error("--small needs an --output other than the committed results")
     # Guides say that they match moments, and runs what became of their rows: the table has both.
     warnings.simplefilter("ignore", UserWarning)
-    seeds, sizes = ([0], (60, 200, 100)) if options.small else ([0, 1, 2], (200, 4000, 1000))
+    seeds, sizes = (
+        ([0], (60, 200, 100)) if options.small else ([0, 1, 2], (200, 4000, 1000))
+    )
     table = pd.DataFrame([row for seed in seeds for row in measure(seed, *sizes)])
     options.output.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.output / "hierarchy.csv", index=False, float_format="%.3g")
-    text = describe(f"{sizes[0]} rows, {sizes[1]} held out, {sizes[2]} draws, seeds {seeds}, float32")
+    text = describe(
+        f"{sizes[0]} rows, {sizes[1]} held out, {sizes[2]} draws, seeds {seeds}, float32"
+    )
     shown = table.to_string(index=False, float_format=lambda v: f"{v:.3g}")
     (options.output / "hierarchy.txt").write_text(f"{text}{shown}\n")
     print(shown)

@@ -41,8 +41,19 @@ def start(folder, save_every):
     """A server in a process of its own, its port, and the seconds to its first answer."""
     begin = time.perf_counter()
     script = ROOT / "examples" / "serve_http.py"
-    options = ["--folder", folder, "--num-features", "30", "--port", "0", "--save-every", str(save_every)]
-    process = subprocess.Popen([sys.executable, script, *options], stdout=subprocess.PIPE, text=True)
+    options = [
+        "--folder",
+        folder,
+        "--num-features",
+        "30",
+        "--port",
+        "0",
+        "--save-every",
+        str(save_every),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, script, *options], stdout=subprocess.PIPE, text=True
+    )
     port = int(process.stdout.readline().split()[1])
     call(http.client.HTTPConnection("127.0.0.1", port), "predict", {"x": [1.0] * 30})
     return process, port, time.perf_counter() - begin
@@ -77,7 +88,8 @@ def load(port, rows, num_clients):
     """Rows to a server by several clients; latencies by path, and seconds in all."""
     latencies = [{"predict": [], "learn": []} for _ in range(num_clients)]
     threads = [
-        threading.Thread(target=send, args=(port, rows[k::num_clients], latencies[k])) for k in range(num_clients)
+        threading.Thread(target=send, args=(port, rows[k::num_clients], latencies[k]))
+        for k in range(num_clients)
     ]
     begin = time.perf_counter()
     for thread in threads:
@@ -85,7 +97,10 @@ def load(port, rows, num_clients):
     for thread in threads:
         thread.join()
     seconds = time.perf_counter() - begin
-    return {path: np.concatenate([each[path] for each in latencies]) for path in ("predict", "learn")}, seconds
+    return {
+        path: np.concatenate([each[path] for each in latencies])
+        for path in ("predict", "learn")
+    }, seconds
 
 
 def kill_in_the_middle(port, process, rows, num_before):
@@ -119,17 +134,27 @@ def kill_in_the_middle(port, process, rows, num_before):
 
 def percentiles(name, num_clients, latencies, seconds):
     """A row of the table; microseconds."""
-    values = dict(zip((f"p{p:g}" for p in PERCENTILES), np.percentile(1e6 * latencies, PERCENTILES), strict=True))
-    return {"request": name, "clients": num_clients, "per_second": len(latencies) / seconds} | {
-        key: round(value) for key, value in values.items()
-    }
+    values = dict(
+        zip(
+            (f"p{p:g}" for p in PERCENTILES),
+            np.percentile(1e6 * latencies, PERCENTILES),
+            strict=True,
+        )
+    )
+    return {
+        "request": name,
+        "clients": num_clients,
+        "per_second": len(latencies) / seconds,
+    } | {key: round(value) for key, value in values.items()}
 
 
 def main():
     """Measure, check, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="300 rows")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the tables")
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the tables"
+    )
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     num_rows, save_every = (300, 70) if args.small else (6000, 1000)
@@ -143,7 +168,10 @@ def main():
             part = rows[begin : begin + num_rows // 3]
             begin += len(part)
             latencies, seconds = load(port, part, num_clients)
-            table += [percentiles(path, num_clients, values, seconds) for path, values in latencies.items()]
+            table += [
+                percentiles(path, num_clients, values, seconds)
+                for path, values in latencies.items()
+            ]
         answered = kill_in_the_middle(port, process, rows[begin:], num_rows // 6)
         process, port, restart = start(folder, save_every)
         connection = http.client.HTTPConnection("127.0.0.1", port)
@@ -157,17 +185,25 @@ def main():
         process.kill()
         process.wait()
         killed = serve_http.Stream(folder, 30)
-        journal = [json.loads(line) for line in (Path(folder) / "journal.jsonl").read_text().splitlines()]
+        journal = [
+            json.loads(line)
+            for line in (Path(folder) / "journal.jsonl").read_text().splitlines()
+        ]
         with tempfile.TemporaryDirectory() as other:
             never = serve_http.Stream(other, 30, save_every=10 * num_rows)
             for record in journal:
                 never.apply(record)
             for name, service in killed.services.items():
-                leaves = zip(*map(jax.tree.leaves, (service.state, never.services[name].state)), strict=True)
+                leaves = zip(
+                    *map(jax.tree.leaves, (service.state, never.services[name].state)),
+                    strict=True,
+                )
                 assert all(np.array_equal(a, b) for a, b in leaves), name
     frame = pd.DataFrame(table).round({"per_second": 0})
     lines = [
-        describe(f"{num_rows} rows of 30 features, full covariance, with a shadow; microseconds"),
+        describe(
+            f"{num_rows} rows of 30 features, full covariance, with a shadow; microseconds"
+        ),
         frame.to_string(index=False),
         "",
         f"start {first_start:.1f} s, restart after kill -9 {restart:.1f} s",

@@ -50,7 +50,11 @@ def counts(num_rows):
     """Poisson regression."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(num_rows, 10))
-    return "poisson", x, rng.poisson(np.exp(x @ (0.02 * np.arange(1, 11)))).astype(float)
+    return (
+        "poisson",
+        x,
+        rng.poisson(np.exp(x @ (0.02 * np.arange(1, 11)))).astype(float),
+    )
 
 
 def breast_cancer():
@@ -63,10 +67,17 @@ def cover_type(folder, num_rows):
     """Lodgepole pine against other trees."""
     with np.load(folder / "covtype.npz") as file:
         at = np.random.default_rng(0).permutation(file["y"].size)[:num_rows]
-        areas, soils = np.eye(4)[file["wilderness"][at] - 1], np.eye(40)[file["soil"][at] - 1]
+        areas, soils = (
+            np.eye(4)[file["wilderness"][at] - 1],
+            np.eye(40)[file["soil"][at] - 1],
+        )
         x = np.concatenate([file["numeric"][at].astype(float), areas, soils], axis=1)
         y = np.where(file["y"][at] == 2, 1.0, -1.0)
-    return "logistic", np.concatenate([standardise(x), np.ones((at.size, 1))], axis=1), y
+    return (
+        "logistic",
+        np.concatenate([standardise(x), np.ones((at.size, 1))], axis=1),
+        y,
+    )
 
 
 def one_huge_row(stream, size):
@@ -84,9 +95,17 @@ def mode(kind, x, y):
         u = x @ theta
         if kind == "poisson":
             rate = np.exp(u)
-            return np.sum(rate - y * u) + 0.5 * theta @ theta, x.T @ (rate - y) + theta, rate
+            return (
+                np.sum(rate - y * u) + 0.5 * theta @ theta,
+                x.T @ (rate - y) + theta,
+                rate,
+            )
         p = expit(-y * u)
-        return np.sum(np.logaddexp(0.0, -y * u)) + 0.5 * theta @ theta, theta - x.T @ (y * p), p * (1.0 - p)
+        return (
+            np.sum(np.logaddexp(0.0, -y * u)) + 0.5 * theta @ theta,
+            theta - x.T @ (y * p),
+            p * (1.0 - p),
+        )
 
     theta = np.zeros(x.shape[1])
     for _ in range(100):
@@ -94,7 +113,9 @@ def mode(kind, x, y):
         precision = (x * weights[:, None]).T @ x + np.eye(theta.size)
         step = np.linalg.solve(precision, gradient)
         size = 1.0
-        while evaluate(theta - size * step)[0] > value + 1e-9 * abs(value) and size > 1e-6:
+        while (
+            evaluate(theta - size * step)[0] > value + 1e-9 * abs(value) and size > 1e-6
+        ):
             size *= 0.5
         theta = theta - size * step
         if np.max(np.abs(step)) < 1e-10:
@@ -108,17 +129,36 @@ def measure(name, stream, rule, family, reference):
     d = x.shape[1]
     zeros = jnp.zeros(d)
     full = family == "FullRank"
-    prior = nt.families.FullRank(zeros, jnp.eye(d)) if full else nt.families.MeanField(zeros, jnp.ones(d))
+    prior = (
+        nt.families.FullRank(zeros, jnp.eye(d))
+        if full
+        else nt.families.MeanField(zeros, jnp.ones(d))
+    )
     start, seconds = RULES[rule].init(prior), []
     for _ in range(3):
         begin = time.perf_counter()
-        state, losses = jax.block_until_ready(nt.online.run(RULES[rule], LOSSES[kind], start, x, y))
+        state, losses = jax.block_until_ready(
+            nt.online.run(RULES[rule], LOSSES[kind], start, x, y)
+        )
         seconds.append(time.perf_counter() - begin)
-    row = {"stream": name, "family": family, "rule": rule, "loss": float(jnp.mean(losses.at_mean))}
+    row = {
+        "stream": name,
+        "family": family,
+        "rule": rule,
+        "loss": float(jnp.mean(losses.at_mean)),
+    }
     row["late"] = float(jnp.mean(losses.at_mean[-len(y) // 3 :]))
     theta, precision = reference
-    sd = np.sqrt(np.diag(np.linalg.inv(precision))) if full else 1.0 / np.sqrt(np.diag(precision))
-    scale = np.sqrt(np.diag(state.posterior.factor @ state.posterior.factor.T)) if full else state.posterior.scale
+    sd = (
+        np.sqrt(np.diag(np.linalg.inv(precision)))
+        if full
+        else 1.0 / np.sqrt(np.diag(precision))
+    )
+    scale = (
+        np.sqrt(np.diag(state.posterior.factor @ state.posterior.factor.T))
+        if full
+        else state.posterior.scale
+    )
     row["mean"] = float(np.max(np.abs(state.posterior.loc - theta) / sd))
     row["sd"] = float(np.mean(np.asarray(scale) / sd))
     row["rejected"] = int(state.rejected)
@@ -132,7 +172,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="few rows")
     parser.add_argument("--data-dir", type=Path, help="folder with covtype.npz")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the table")
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the table"
+    )
     options = parser.parse_args()
     if options.small and options.output.resolve() == DOCS:
         parser.error("--small needs an --output other than the committed results")
@@ -148,7 +190,11 @@ def main():
         # The mode that the other rows have: a row of that size would decide alone.
         clean = streams["the row as it was"] if name == "one huge row" else stream
         reference = mode(*clean)
-        rows += [measure(name, stream, rule, f, reference) for f in ("FullRank", "MeanField") for rule in RULES]
+        rows += [
+            measure(name, stream, rule, f, reference)
+            for f in ("FullRank", "MeanField")
+            for rule in RULES
+        ]
     table = pd.DataFrame(rows)
     options.output.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.output / "implicit_step.csv", index=False, float_format="%.4g")

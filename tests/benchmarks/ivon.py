@@ -34,20 +34,31 @@ SMALL = {"hidden": (64, 84), "hidden_bias": (84,), "out": (84, 10), "out_bias": 
 
 
 def large_network(params, x):
-    return jax.nn.relu(jax.nn.relu(x @ params["first"]) @ params["second"]) @ params["third"]
+    return (
+        jax.nn.relu(jax.nn.relu(x @ params["first"]) @ params["second"])
+        @ params["third"]
+    )
 
 
 def small_network(params, x):
-    return jnp.tanh(x @ params["hidden"] + params["hidden_bias"]) @ params["out"] + params["out_bias"]
+    return (
+        jnp.tanh(x @ params["hidden"] + params["hidden_bias"]) @ params["out"]
+        + params["out_bias"]
+    )
 
 
 def mean_loss(network):
-    return lambda params, x, y: jnp.mean(optax.softmax_cross_entropy_with_integer_labels(network(params, x), y))
+    return lambda params, x, y: jnp.mean(
+        optax.softmax_cross_entropy_with_integer_labels(network(params, x), y)
+    )
 
 
 def model_of(network, shapes, num_data):
     def model(x, y=None):
-        params = {k: numpyro.sample(k, dist.Normal(0.0, 1.0).expand(s).to_event()) for k, s in shapes.items()}
+        params = {
+            k: numpyro.sample(k, dist.Normal(0.0, 1.0).expand(s).to_event())
+            for k, s in shapes.items()
+        }
         with numpyro.plate("n", num_data, subsample_size=len(x)):
             numpyro.sample("y", dist.Categorical(logits=network(params, x)), obs=y)
 
@@ -58,7 +69,9 @@ def fan_in_start(rng_key, shapes):
     """Normal draws over the root of the fan-in; biases at 0."""
     keys = jax.random.split(rng_key, len(shapes))
     return {
-        name: jax.random.normal(key, shape) / shape[0] ** 0.5 if len(shape) > 1 else jnp.zeros(shape)
+        name: jax.random.normal(key, shape) / shape[0] ** 0.5
+        if len(shape) > 1
+        else jnp.zeros(shape)
         for key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
 
@@ -78,13 +91,16 @@ def adam_step(loss, step_size):
 def ivon_step(loss, num_data, noise):
     """The same of IVON as a gradient transformation."""
     optimiser = optax.chain(
-        nt.optim.scale_by_ivon(num_data, clip_deviations=0.3), optax.scale_by_learning_rate(0.1)
+        nt.optim.scale_by_ivon(num_data, clip_deviations=0.3),
+        optax.scale_by_learning_rate(0.1),
     )
 
     def step(carry, x, y, key):
         params, state = carry
         draw = nt.optim.sample_ivon(key, params, state, noise=noise)
-        updates, state = optimiser.update(jax.grad(loss)(draw, x, y), state, params, weights=draw)
+        updates, state = optimiser.update(
+            jax.grad(loss)(draw, x, y), state, params, weights=draw
+        )
         return optax.apply_updates(params, updates), state
 
     return lambda params: (params, optimiser.init(params)), step
@@ -111,7 +127,10 @@ def take_turns(calls, num_repeats):
 def time_steps():
     """The time of a step over that of Adam on the same route."""
     rng = np.random.default_rng(0)
-    x, y = jnp.asarray(rng.normal(size=(128, 784)), jnp.float32), jnp.asarray(rng.integers(0, 10, 128))
+    x, y = (
+        jnp.asarray(rng.normal(size=(128, 784)), jnp.float32),
+        jnp.asarray(rng.integers(0, 10, 128)),
+    )
     params, loss = fan_in_start(jax.random.key(0), LARGE), mean_loss(large_network)
     model = model_of(large_network, LARGE, 60_000)
     calls = {}
@@ -126,10 +145,14 @@ def time_steps():
         "IVON, SVI": nt.optim.IVON,
     }.items():
         svi = svi_of(model, make_optim)
-        calls[name] = partial(jax.jit(svi.update), svi.init(jax.random.key(0), x, y), x, y)
+        calls[name] = partial(
+            jax.jit(svi.update), svi.init(jax.random.key(0), x, y), x, y
+        )
     seconds = take_turns(calls, NUM_REPEATS)
     return {
-        name: float(np.median(values / seconds["Adam, SVI" if "SVI" in name else "Adam, optax"]))
+        name: float(
+            np.median(values / seconds["Adam, SVI" if "SVI" in name else "Adam, optax"])
+        )
         for name, values in seconds.items()
     }
 
@@ -150,7 +173,9 @@ def passes():
     model = model_of(small_network, SMALL, NUM_TRAIN)
 
     def accuracy(params):
-        return jnp.mean(jnp.argmax(small_network(params, x[NUM_TRAIN:]), 1) == y[NUM_TRAIN:])
+        return jnp.mean(
+            jnp.argmax(small_network(params, x[NUM_TRAIN:]), 1) == y[NUM_TRAIN:]
+        )
 
     def by_svi(make_optim):
         svi = svi_of(model, make_optim)
@@ -158,12 +183,16 @@ def passes():
 
         @jax.jit
         def learn(state):
-            return jax.lax.scan(lambda state, row: (svi.update(state, *row)[0], None), state, rows)[0]
+            return jax.lax.scan(
+                lambda state, row: (svi.update(state, *row)[0], None), state, rows
+            )[0]
 
         def start(seed):
             # A guide holds the start of its first set-up.
             fresh = svi_of(model, make_optim)
-            return fresh.init(jax.random.key(seed), *jax.tree.map(lambda leaf: leaf[0], rows))
+            return fresh.init(
+                jax.random.key(seed), *jax.tree.map(lambda leaf: leaf[0], rows)
+            )
 
         def means(state):
             params = svi.get_params(state)
@@ -176,7 +205,9 @@ def passes():
         def learn(start):
             carry, key = start
             inputs = *rows, jax.random.split(key, NUM_TRAIN)
-            return jax.lax.scan(lambda carry, row: (step(carry, *row), None), carry, inputs)[0]
+            return jax.lax.scan(
+                lambda carry, row: (step(carry, *row), None), carry, inputs
+            )[0]
 
         def start(seed):
             key, key_start = jax.random.split(jax.random.key(seed))
@@ -186,14 +217,22 @@ def passes():
 
     contestants = {"IVON, SVI": by_svi(nt.optim.IVON)}
     loss = mean_loss(small_network)
-    contestants["IVON, optax, quick_noise"] = on_the_weights(*ivon_step(loss, NUM_TRAIN, nt.optim.quick_noise))
+    contestants["IVON, optax, quick_noise"] = on_the_weights(
+        *ivon_step(loss, NUM_TRAIN, nt.optim.quick_noise)
+    )
     for size in (0.001, 0.003, 0.01, 0.03):
-        contestants[f"Adam {size} on the weights"] = on_the_weights(*adam_step(loss, size))
+        contestants[f"Adam {size} on the weights"] = on_the_weights(
+            *adam_step(loss, size)
+        )
     contestants |= {
-        f"Adam {size}, SVI": by_svi(lambda guide, size=size: numpyro.optim.Adam(size)) for size in (0.003, 0.01)
+        f"Adam {size}, SVI": by_svi(lambda guide, size=size: numpyro.optim.Adam(size))
+        for size in (0.003, 0.01)
     }
     starts = {name: start(0) for name, (start, *_) in contestants.items()}
-    calls = {name: partial(learn, starts[name]) for name, (_, learn, _) in contestants.items()}
+    calls = {
+        name: partial(learn, starts[name])
+        for name, (_, learn, _) in contestants.items()
+    }
     seconds = take_turns(calls, 15)
     for name, (start, learn, means) in contestants.items():
         right = [float(accuracy(means(learn(start(seed))))) for seed in SEEDS]
@@ -205,7 +244,9 @@ def main():
     """Measure, and write the result."""
     num_weights = sum(int(np.prod(shape)) for shape in LARGE.values())
     lines = [
-        describe(f"{num_weights} weights, batch 128, {NUM_REPEATS} repeats; 900 digits, {len(SEEDS)} seeds"),
+        describe(
+            f"{num_weights} weights, batch 128, {NUM_REPEATS} repeats; 900 digits, {len(SEEDS)} seeds"
+        ),
         f"One step: time over that of Adam on the same route (median, least, most of {NUM_PROCESSES} processes)",
         *table_of_steps(),
         "",

@@ -22,8 +22,14 @@ now = {"test": None}
 
 
 def see_line(code, line):
-    if now["test"] and code.co_name != "<module>" and code.co_filename.startswith(PACKAGE):
-        runs[now["test"]][code.co_filename.removeprefix(str(Path(PACKAGE).parent) + "/")].add(line)
+    if (
+        now["test"]
+        and code.co_name != "<module>"
+        and code.co_filename.startswith(PACKAGE)
+    ):
+        runs[now["test"]][
+            code.co_filename.removeprefix(str(Path(PACKAGE).parent) + "/")
+        ].add(line)
     return sys.monitoring.DISABLE
 
 
@@ -52,7 +58,12 @@ def pytest_unconfigure(config):
     sys.monitoring.free_tool_id(sys.monitoring.COVERAGE_ID)
     if runs:
         rows = {
-            file: {"seconds": seconds[file], "lines": {module: len(lines) for module, lines in modules.items()}}
+            file: {
+                "seconds": seconds[file],
+                "lines": {module: len(lines) for module, lines in modules.items()},
+            }
             for file, modules in runs.items()
         }
-        (Path(os.environ["LINES_RUN"]) / f"{os.getpid()}.json").write_text(json.dumps(rows))
+        (Path(os.environ["LINES_RUN"]) / f"{os.getpid()}.json").write_text(
+            json.dumps(rows)
+        )

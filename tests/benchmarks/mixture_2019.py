@@ -36,11 +36,23 @@ def estimates(key, x):
     found = {}
     for alpha in (0.5, 1.0):
         fit = nt.mixtures.fit(
-            key, x, COMPONENT, num_components=3, alpha=alpha, num_restarts=RESTARTS, num_samples=0, max_iter=5000
+            key,
+            x,
+            COMPONENT,
+            num_components=3,
+            alpha=alpha,
+            num_restarts=RESTARTS,
+            num_samples=0,
+            max_iter=5000,
         )
         a = np.asarray(fit.factors.concentration)
-        found[f"VB, alpha = {alpha:g}"] = a / a.sum(), np.asarray(fit.posterior.loc)[:, 0]
-    fit = nt.mixtures.em(key, x, COMPONENT, num_components=3, num_restarts=RESTARTS, max_iter=5000)
+        found[f"VB, alpha = {alpha:g}"] = (
+            a / a.sum(),
+            np.asarray(fit.posterior.loc)[:, 0],
+        )
+    fit = nt.mixtures.em(
+        key, x, COMPONENT, num_components=3, num_restarts=RESTARTS, max_iter=5000
+    )
     found["EM"] = np.asarray(fit.weights), np.asarray(fit.parameters["loc"])[:, 0]
     return {name: (p[np.argsort(m)], np.sort(m)) for name, (p, m) in found.items()}
 
@@ -53,32 +65,58 @@ def errors(weights, means, num_data, replications):
         labels = rng.choice(3, num_data, p=weights)
         x = (np.asarray(means)[labels] + rng.normal(size=num_data))[:, None]
         for method, (p, m) in estimates(jax.random.key(seed), x).items():
-            rows.append((seed, method, np.abs(p - weights).mean(), *np.abs(m - np.asarray(means))))
-    return pd.DataFrame(rows, columns=["seed", "method", "p", "theta 1", "theta 2", "theta 3"])
+            rows.append(
+                (
+                    seed,
+                    method,
+                    np.abs(p - weights).mean(),
+                    *np.abs(m - np.asarray(means)),
+                )
+            )
+    return pd.DataFrame(
+        rows, columns=["seed", "method", "p", "theta 1", "theta 2", "theta 3"]
+    )
 
 
 def main():
     """Run the designs, write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="three replications of 200 rows")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the table")
+    parser.add_argument(
+        "--small", action="store_true", help="three replications of 200 rows"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the table"
+    )
     options = parser.parse_args()
     num_data, counts = (200, (3,)) if options.small else (1000, (10, 500))
     start, tables = time.perf_counter(), []
     for design, (weights, means) in DESIGNS.items():
         long = errors(weights, means, num_data, max(counts))
         for count in counts:
-            grouped = long[long["seed"] < count].drop(columns="seed").groupby("method", sort=False)
+            grouped = (
+                long[long["seed"] < count]
+                .drop(columns="seed")
+                .groupby("method", sort=False)
+            )
             mean, deviation = grouped.mean(), grouped.std(ddof=1)
-            table = mean.map("{:.3f}".format) + " (" + deviation.map("{:.3f}".format) + ")"
+            table = (
+                mean.map("{:.3f}".format) + " (" + deviation.map("{:.3f}".format) + ")"
+            )
             tables.append(table.reset_index().assign(design=design, replications=count))
         print(f"{design}: {time.perf_counter() - start:.0f} s", flush=True)
-    table = pd.concat(tables)[["design", "replications", "method", "p", "theta 1", "theta 2", "theta 3"]]
+    table = pd.concat(tables)[
+        ["design", "replications", "method", "p", "theta 1", "theta 2", "theta 3"]
+    ]
     options.output.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.output / "mixture_2019.csv", index=False)
-    designs = "; ".join(f"{k}: p = {np.round(p, 3).tolist()}, theta = {list(m)}" for k, (p, m) in DESIGNS.items())
+    designs = "; ".join(
+        f"{k}: p = {np.round(p, 3).tolist()}, theta = {list(m)}"
+        for k, (p, m) in DESIGNS.items()
+    )
     (options.output / "mixture_2019.txt").write_text(
-        describe(f"n = {num_data}, {list(counts)} replications, {RESTARTS} restarts; {designs}; float32")
+        describe(
+            f"n = {num_data}, {list(counts)} replications, {RESTARTS} restarts; {designs}; float32"
+        )
     )
     print(table.to_string(index=False))
 

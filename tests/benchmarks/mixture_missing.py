@@ -40,7 +40,10 @@ def simulate(rng, num_rows):
 def log_truth(rows):
     """The log density of complete rows under what they were drawn from."""
     covariance = np.full((DIM, DIM), CORRELATION) + (1.0 - CORRELATION) * np.eye(DIM)
-    first, second = (multivariate_normal(mean, covariance).logpdf(rows) for mean in (np.zeros(DIM), DISTANCE))
+    first, second = (
+        multivariate_normal(mean, covariance).logpdf(rows)
+        for mean in (np.zeros(DIM), DISTANCE)
+    )
     return np.logaddexp(np.log(1.0 - SHARE) + first, np.log(SHARE) + second)
 
 
@@ -62,7 +65,10 @@ def contenders(train):
         "full covariance, integrated out": (train, full),
         "independent columns, integrated out": (train, diagonal),
         "full covariance, means imputed": (imputed, full),
-        "full covariance, complete rows alone": (train[~np.isnan(train).any(axis=1)], full),
+        "full covariance, complete rows alone": (
+            train[~np.isnan(train).any(axis=1)],
+            full,
+        ),
     }
 
 
@@ -72,7 +78,12 @@ def table_of(data, missing, train, test, orders):
     for name, (x, family) in contenders(train).items():
         component = family(x.shape[1], **nt.components.scaled_to(x))
         choice = nt.mixtures.select_num_components(
-            jax.random.key(0), x, component, num_components=orders, num_restarts=8, baselines=False
+            jax.random.key(0),
+            x,
+            component,
+            num_components=orders,
+            num_restarts=8,
+            baselines=False,
         )
         values = np.asarray(nt.mixtures.log_predictive(choice.fit, test), np.float64)
         rows.append(
@@ -93,9 +104,15 @@ def table_of(data, missing, train, test, orders):
 def main():
     """Run the studies, write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="200 simulated rows, one share, K = 1 and 2")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="200 simulated rows, one share, K = 1 and 2",
+    )
     parser.add_argument("--data-dir", type=Path, help="folder of pima_diabetes.csv")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the table")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="folder for the table"
+    )
     options = parser.parse_args()
     # Ranges that end at the selected K, and restarts that have not converged, are in the table's choices.
     warnings.simplefilter("ignore")
@@ -107,7 +124,13 @@ def main():
         train = np.where(uniform < share, np.nan, complete)
         rows += table_of("simulated", f"{share:.0%}", train, test, orders)
     truth = log_truth(test)
-    rows.append({"data": "simulated", "contender": "the truth", "held-out nats a row": truth.mean()})
+    rows.append(
+        {
+            "data": "simulated",
+            "contender": "the truth",
+            "held-out nats a row": truth.mean(),
+        }
+    )
     rows[-1]["se"] = truth.std(ddof=1) / np.sqrt(len(truth))
     if options.data_dir is not None:
         train, test = pima(options.data_dir)

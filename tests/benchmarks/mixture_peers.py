@@ -25,8 +25,18 @@ import pandas as pd
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 SHAPES = [(1_000, 2, 3), (100_000, 2, 10), (100_000, 16, 32)]
-PASSES = {(1_000, 2, 3): (100, 1100), (100_000, 2, 10): (5, 45), (100_000, 16, 32): (2, 8)}
-CONTENDERS = ["ours, float32", "ours, float64", "gmmx, float32", "scikit-learn, float64", "mlpack, float64"]
+PASSES = {
+    (1_000, 2, 3): (100, 1100),
+    (100_000, 2, 10): (5, 45),
+    (100_000, 16, 32): (2, 8),
+}
+CONTENDERS = [
+    "ours, float32",
+    "ours, float64",
+    "gmmx, float32",
+    "scikit-learn, float64",
+    "mlpack, float64",
+]
 REGULARISATION = 1e-6
 # One core for all contestants, before any of their thread pools exists.
 ONE_CORE = {
@@ -55,7 +65,9 @@ def moments(x, omega):
     """Weights, means and covariances of one M step."""
     counts = omega.sum(axis=0)
     means = omega.T @ x / counts[:, None]
-    covariances = np.einsum("nk,ni,nj->kij", omega, x, x, optimize=True) / counts[:, None, None]
+    covariances = (
+        np.einsum("nk,ni,nj->kij", omega, x, x, optimize=True) / counts[:, None, None]
+    )
     covariances = covariances - means[:, :, None] * means[:, None, :]
     return counts / len(x), means, covariances + REGULARISATION * np.eye(x.shape[1])
 
@@ -65,7 +77,10 @@ def log_likelihood(x, weights, means, covariances):
     from scipy.special import logsumexp
     from scipy.stats import multivariate_normal
 
-    parts = [multivariate_normal(m, c).logpdf(x) for m, c in zip(means, covariances, strict=True)]
+    parts = [
+        multivariate_normal(m, c).logpdf(x)
+        for m, c in zip(means, covariances, strict=True)
+    ]
     return float(np.mean(logsumexp(np.log(weights) + np.array(parts).T, axis=1)))
 
 
@@ -78,15 +93,21 @@ def ours(x, k, omega, dtype):
     component = nt.components.gaussian(x.shape[1])
     x, key = x.astype(dtype), jax.random.key(0)
     if omega is None:
-        return lambda passes: nt.mixtures.em(key, x, component, num_components=k, num_restarts=1)
+        return lambda passes: nt.mixtures.em(
+            key, x, component, num_components=k, num_restarts=1
+        )
     start = nt.mixtures.starts.given_responsibilities(omega.astype(dtype))
     loop = compiled_loop(x, component, k, start)
 
     def run(passes):
         point = loop(passes)
-        covariances = np.linalg.inv(np.asarray(point.parameters["precision"][0], np.float64))
+        covariances = np.linalg.inv(
+            np.asarray(point.parameters["precision"][0], np.float64)
+        )
         # The data are moved to their mean, the parameters to the centres.
-        means = (point.parameters["loc"] + point.centres)[0] + x.mean(axis=0, dtype=np.float64)
+        means = (point.parameters["loc"] + point.centres)[0] + x.mean(
+            axis=0, dtype=np.float64
+        )
         return np.exp(np.asarray(point.log_weights[0], np.float64)), means, covariances
 
     return run
@@ -107,10 +128,14 @@ def compiled_loop(x, component, k, start):
     source = array_source(data, k, 1)
     prior, *numbers = as_dtype((data.prior, 0.0, data.total), data.rows.dtype)
     problem = EMProblem(prior, np.arange(source.capacity(k)) < k, *numbers)
-    problem, points = source.begin(jax.random.key(0), EXPECTATION_MAXIMISATION, problem, Beginning(k, start, 1))
+    problem, points = source.begin(
+        jax.random.key(0), EXPECTATION_MAXIMISATION, problem, Beginning(k, start, 1)
+    )
 
     def run(passes):
-        state = source.ascend(EXPECTATION_MAXIMISATION, problem, points, Limits(1, passes, NEVER, False))
+        state = source.ascend(
+            EXPECTATION_MAXIMISATION, problem, points, Limits(1, passes, NEVER, False)
+        )
         assert int(state.num_steps) == passes
         return jax.tree.map(lambda leaf: leaf[:, :k], state.point.update)
 
@@ -156,8 +181,14 @@ def scikit_learn(x, k, omega, dtype):
         if omega is not None:
             weights, means, covariances = moments(x, omega)
             precisions = np.linalg.inv(covariances)
-            options |= {"weights_init": weights, "means_init": means, "precisions_init": precisions}
-        model = GaussianMixture(k, reg_covar=REGULARISATION, random_state=0, **options).fit(x)
+            options |= {
+                "weights_init": weights,
+                "means_init": means,
+                "precisions_init": precisions,
+            }
+        model = GaussianMixture(
+            k, reg_covar=REGULARISATION, random_state=0, **options
+        ).fit(x)
         return model.weights_, model.means_, model.covariances_
 
     return run
@@ -168,7 +199,9 @@ def mlpack(x, k, omega, dtype):
     import mlpack as library
 
     def run(passes):
-        limits = {} if passes is None else {"max_iterations": passes, "tolerance": 1e-300}
+        limits = (
+            {} if passes is None else {"max_iterations": passes, "tolerance": 1e-300}
+        )
         library.gmm_train(input_=x, gaussians=k, seed=1, **limits)
 
     return run
@@ -225,9 +258,17 @@ def first_calls(contender):
 def main():
     """Run the loops and the first calls, write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="the smallest size, few passes, one repetition")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the tables")
-    parser.add_argument("--one", nargs="+", help="what one process measures, printed as JSON")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="the smallest size, few passes, one repetition",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="folder for the tables"
+    )
+    parser.add_argument(
+        "--one", nargs="+", help="what one process measures, printed as JSON"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.one:
@@ -245,31 +286,47 @@ def main():
     from provenance import describe
 
     contenders = [
-        c for c in CONTENDERS if c.split(", ")[0] in ("ours", "scikit-learn") or find_spec(c.split(", ")[0])
+        c
+        for c in CONTENDERS
+        if c.split(", ")[0] in ("ours", "scikit-learn") or find_spec(c.split(", ")[0])
     ]
     rows, firsts = [], []
     small = ["--small"] if options.small else []
     for contender in contenders:
         first, second = fresh.in_new_process(__file__, contender, *small)
-        firsts.append({"contender": contender, "first call, s": first, "second call, s": second})
+        firsts.append(
+            {"contender": contender, "first call, s": first, "second call, s": second}
+        )
         print(firsts[-1], flush=True)
     for number, shape in enumerate(SHAPES[:1] if options.small else SHAPES):
         for contender in contenders:
-            each, value = fresh.in_new_process(__file__, contender, str(number), *small, **ONE_CORE)
-            rows.append(dict(zip("ndK", shape, strict=True)) | {"contender": contender, "ms a pass": 1e3 * each})
+            each, value = fresh.in_new_process(
+                __file__, contender, str(number), *small, **ONE_CORE
+            )
+            rows.append(
+                dict(zip("ndK", shape, strict=True))
+                | {"contender": contender, "ms a pass": 1e3 * each}
+            )
             rows[-1]["log L a datum"] = value
             print(rows[-1], flush=True)
     table = pd.DataFrame(rows)
-    reference = table[table["contender"] == "ours, float32"].set_index(["n", "d", "K"])["ms a pass"]
+    reference = table[table["contender"] == "ours, float32"].set_index(["n", "d", "K"])[
+        "ms a pass"
+    ]
     table.insert(
         5,
         "time / ours, float32",
-        table["ms a pass"] / reference.loc[list(zip(table["n"], table["d"], table["K"], strict=True))].values,
+        table["ms a pass"]
+        / reference.loc[
+            list(zip(table["n"], table["d"], table["K"], strict=True))
+        ].values,
     )
     table = table.round({"ms a pass": 3, "time / ours, float32": 1, "log L a datum": 4})
     options.output.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.output / "mixture_peers.csv", index=False)
-    pd.DataFrame(firsts).round(3).to_csv(options.output / "mixture_peers_first.csv", index=False)
+    pd.DataFrame(firsts).round(3).to_csv(
+        options.output / "mixture_peers_first.csv", index=False
+    )
     print(table.to_string(index=False))
     names = [
         name

@@ -45,7 +45,9 @@ WRONG_RESTARTS = 4
 def draw(rng, num_components, separation, num_data):
     """Rows ``(n, 1)`` of K0 unit Gaussians."""
     centres = separation * (np.arange(num_components) - 0.5 * (num_components - 1))
-    return (centres[rng.integers(num_components, size=num_data)] + rng.normal(size=num_data))[:, None]
+    return (
+        centres[rng.integers(num_components, size=num_data)] + rng.normal(size=num_data)
+    )[:, None]
 
 
 def of_scikit_learn(x, orders, seed):
@@ -53,7 +55,10 @@ def of_scikit_learn(x, orders, seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options = {"n_init": 2, "random_state": seed}
-        bic = [GaussianMixture(k, covariance_type="full", **options).fit(x).bic(x) for k in orders]
+        bic = [
+            GaussianMixture(k, covariance_type="full", **options).fit(x).bic(x)
+            for k in orders
+        ]
         bayes = BayesianGaussianMixture(
             n_components=max(orders),
             weight_concentration_prior_type="dirichlet_distribution",
@@ -73,7 +78,12 @@ def recovery(separations, sizes, truths, orders, num_seeds):
             for size in sizes:
                 for seed in range(num_seeds):
                     x = draw(
-                        np.random.default_rng([seed, truth, size, int(10 * separation)]), truth, separation, size
+                        np.random.default_rng(
+                            [seed, truth, size, int(10 * separation)]
+                        ),
+                        truth,
+                        separation,
+                        size,
                     )
                     key = jax.random.key(seed)
                     path = nt.mixtures.num_components_path(
@@ -93,14 +103,25 @@ def recovery(separations, sizes, truths, orders, num_seeds):
                         )
                     )
                     fits = [
-                        nt.mixtures.em(key, x, COMPONENT, num_components=k, num_restarts=RESTARTS) for k in orders
+                        nt.mixtures.em(
+                            key, x, COMPONENT, num_components=k, num_restarts=RESTARTS
+                        )
+                        for k in orders
                     ]
-                    chosen["unit-variance BIC"] = orders[int(np.argmin([fit.bic for fit in fits]))]
+                    chosen["unit-variance BIC"] = orders[
+                        int(np.argmin([fit.bic for fit in fits]))
+                    ]
                     chosen |= of_scikit_learn(x, orders, seed)
                     for method, selected in chosen.items():
-                        rows.append((separation, truth, size, seed, method, int(selected)))
-                print(f"separation {separation:g}, K0 = {truth}, n = {size}", flush=True)
-    return pd.DataFrame(rows, columns=["separation", "K0", "n", "seed", "method", "selected"])
+                        rows.append(
+                            (separation, truth, size, seed, method, int(selected))
+                        )
+                print(
+                    f"separation {separation:g}, K0 = {truth}, n = {size}", flush=True
+                )
+    return pd.DataFrame(
+        rows, columns=["separation", "K0", "n", "seed", "method", "selected"]
+    )
 
 
 def misspecified(num_data, orders, alphas, num_seeds):
@@ -108,7 +129,10 @@ def misspecified(num_data, orders, alphas, num_seeds):
     rows = []
     for seed in range(num_seeds):
         rng = np.random.default_rng([seed, 5])
-        x = (rng.choice([-3.0, 3.0], num_data) + np.sqrt(0.6) * rng.standard_t(5, num_data))[:, None]
+        x = (
+            rng.choice([-3.0, 3.0], num_data)
+            + np.sqrt(0.6) * rng.standard_t(5, num_data)
+        )[:, None]
         path = nt.mixtures.num_components_path(
             jax.random.key(seed),
             x,
@@ -119,8 +143,14 @@ def misspecified(num_data, orders, alphas, num_seeds):
             num_samples=20,
             max_iter=3000,
         )["num_components_path"]
-        rows += [(seed, a, int(k)) for a, k in zip(path["alpha"].values, path["selected"].values, strict=True)]
-        print(f"t5, seed {seed}: {dict(rows[i][1:] for i in range(-len(alphas), 0))}", flush=True)
+        rows += [
+            (seed, a, int(k))
+            for a, k in zip(path["alpha"].values, path["selected"].values, strict=True)
+        ]
+        print(
+            f"t5, seed {seed}: {dict(rows[i][1:] for i in range(-len(alphas), 0))}",
+            flush=True,
+        )
     return pd.DataFrame(rows, columns=["seed", "alpha", "selected"])
 
 
@@ -128,20 +158,43 @@ def draw_figure(summary, wrong, path):
     """Recovery against n, and the path under a wrong family."""
     separations = sorted(summary["separation"].unique())
     figure, axes = plt.subplots(
-        1, len(separations) + 1, figsize=(4.3 * (len(separations) + 1), 3.9), layout="constrained"
+        1,
+        len(separations) + 1,
+        figsize=(4.3 * (len(separations) + 1), 3.9),
+        layout="constrained",
     )
-    pooled = summary.groupby(["separation", "method", "n"], sort=False)["right"].mean().reset_index()
+    pooled = (
+        summary.groupby(["separation", "method", "n"], sort=False)["right"]
+        .mean()
+        .reset_index()
+    )
     for ax, separation in zip(axes, separations, strict=False):
         part = pooled[pooled["separation"] == separation]
         for (method, each), style in zip(
-            part.groupby("method", sort=False), ("-", "-", "-", "--", ":", ":"), strict=True
+            part.groupby("method", sort=False),
+            ("-", "-", "-", "--", ":", ":"),
+            strict=True,
         ):
             ax.plot(each["n"], each["right"], f"o{style}", markersize=4, label=method)
-        ax.set(xscale="log", xlabel="n", ylabel="share of data sets with the right K", ylim=(-0.03, 1.03))
+        ax.set(
+            xscale="log",
+            xlabel="n",
+            ylabel="share of data sets with the right K",
+            ylim=(-0.03, 1.03),
+        )
         ax.set_title(f"separation {separation:g}, K0 = 1 ... {summary['K0'].max()}")
         ax.grid(alpha=0.3)
-    axes[len(separations) - 1].legend(frameon=False, fontsize="small", loc="lower right")
-    axes[-1].errorbar(wrong["alpha"], wrong["mean"], yerr=wrong["std"], fmt="o-", capsize=3, markersize=4)
+    axes[len(separations) - 1].legend(
+        frameon=False, fontsize="small", loc="lower right"
+    )
+    axes[-1].errorbar(
+        wrong["alpha"],
+        wrong["mean"],
+        yerr=wrong["std"],
+        fmt="o-",
+        capsize=3,
+        markersize=4,
+    )
     axes[-1].axhline(2.0, color="0.3", linestyle="--", linewidth=1.0)
     axes[-1].set(xlabel="alpha", ylabel="selected K (mean ± s.d.)")
     axes[-1].set_title("two t5 clusters under unit Gaussians")
@@ -153,12 +206,20 @@ def draw_figure(summary, wrong, path):
 def main():
     """Run both studies, write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="one seed, few K, small data")
-    parser.add_argument("--study", choices=["recovery", "t5"], help="one of the two; both by default")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for tables and figure")
+    parser.add_argument(
+        "--small", action="store_true", help="one seed, few K, small data"
+    )
+    parser.add_argument(
+        "--study", choices=["recovery", "t5"], help="one of the two; both by default"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for tables and figure"
+    )
     options = parser.parse_args()
     small = options.small
-    sizes, truths, num_seeds = ((100,), (2,), 1) if small else ((100, 300, 1000, 3000), (1, 2, 3, 4), 20)
+    sizes, truths, num_seeds = (
+        ((100,), (2,), 1) if small else ((100, 300, 1000, 3000), (1, 2, 3, 4), 20)
+    )
     orders = range(1, 4) if small else ORDERS
     separations = (3.0,) if small else (2.0, 3.0)
     alphas = (0.1, 1.0) if small else (0.1, 0.25, 0.5, 1.0)
@@ -170,15 +231,28 @@ def main():
     if options.study != "t5":
         long = recovery(separations, sizes, truths, orders, num_seeds)
         summary = (
-            long.assign(right=long["selected"] == long["K0"], under=long["selected"] < long["K0"])
+            long.assign(
+                right=long["selected"] == long["K0"],
+                under=long["selected"] < long["K0"],
+            )
             .groupby(["separation", "K0", "n", "method"], sort=False)
-            .agg(right=("right", "mean"), under=("under", "mean"), mean=("selected", "mean"))
+            .agg(
+                right=("right", "mean"),
+                under=("under", "mean"),
+                mean=("selected", "mean"),
+            )
             .reset_index()
         )
         summary.round(3).to_csv(recovery_file, index=False)
     if options.study != "recovery":
-        wrong = misspecified(num_wrong, range(1, 4) if small else range(1, 10), alphas, num_seeds)
-        table = wrong.groupby("alpha")["selected"].agg(["mean", "std", "min", "max"]).reset_index()
+        wrong = misspecified(
+            num_wrong, range(1, 4) if small else range(1, 10), alphas, num_seeds
+        )
+        table = (
+            wrong.groupby("alpha")["selected"]
+            .agg(["mean", "std", "min", "max"])
+            .reset_index()
+        )
         table.round(2).to_csv(wrong_file, index=False)
     (options.output / "mixture_recovery.txt").write_text(
         describe(
@@ -190,7 +264,10 @@ def main():
     summary, table = pd.read_csv(recovery_file), pd.read_csv(wrong_file)
     print(
         summary.pivot_table(
-            index=["separation", "K0", "n"], columns="method", values="right", sort=False
+            index=["separation", "K0", "n"],
+            columns="method",
+            values="right",
+            sort=False,
         ).to_string()
     )
     print(table.to_string(index=False))

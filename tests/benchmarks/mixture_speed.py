@@ -23,7 +23,9 @@ import warnings
 from pathlib import Path
 
 # One core for all contestants, before any of their thread pools exists.
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+os.environ["XLA_FLAGS"] = (
+    "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+)
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
@@ -58,7 +60,9 @@ def component_for(x):
     """The priors that scikit-learn takes by default, as ours."""
     d = x.shape[1]
     covariance = np.atleast_2d(np.cov(x.T))
-    return nt.components.gaussian(d, loc=x.mean(0), mean_precision=1.0, df=float(d), scale=covariance)
+    return nt.components.gaussian(
+        d, loc=x.mean(0), mean_precision=1.0, df=float(d), scale=covariance
+    )
 
 
 class FromResponsibilities(BayesianGaussianMixture):
@@ -98,11 +102,15 @@ def ours(x, k, dtype, restarts=1):
     source = array_source(data, k, restarts)
     problem = problem_of(data, Settings(1.0, np.ones(k)), source.capacity(k))
     beginning = Beginning(k, nt.mixtures.starts.kmeans_plus_plus(), restarts)
-    problem, factors = source.begin(jax.random.key(0), TEMPERED_CAVI, problem, beginning)
+    problem, factors = source.begin(
+        jax.random.key(0), TEMPERED_CAVI, problem, beginning
+    )
 
     def run(passes, tolerance=NEVER):
         algorithm = COMMON_CAVI if source.is_large else TEMPERED_CAVI
-        return source.ascend(algorithm, problem, factors, Limits(restarts, passes, tolerance, False))
+        return source.ascend(
+            algorithm, problem, factors, Limits(restarts, passes, tolerance, False)
+        )
 
     return run, source.blocks.weight.shape[-1]
 
@@ -110,7 +118,9 @@ def ours(x, k, dtype, restarts=1):
 def per_pass(run, short, long, repetitions):
     """Seconds a pass."""
     run(short)
-    return (timed(lambda: run(long), repetitions) - timed(lambda: run(short), repetitions)) / (long - short)
+    return (
+        timed(lambda: run(long), repetitions) - timed(lambda: run(short), repetitions)
+    ) / (long - short)
 
 
 def floor(n, d, k, size, dtype, repetitions):
@@ -135,7 +145,10 @@ def floor(n, d, k, size, dtype, repetitions):
     @jax.jit
     def exponentials(omega):
         return jax.lax.fori_loop(
-            0, blocks, lambda _, carry: carry + jnp.sum(jnp.exp(omega + carry * 0)), jnp.zeros((), dtype)
+            0,
+            blocks,
+            lambda _, carry: carry + jnp.sum(jnp.exp(omega + carry * 0)),
+            jnp.zeros((), dtype),
         )
 
     total = 0.0
@@ -161,7 +174,9 @@ def per_pass_table(shapes, repetitions):
 
         sklearn64 = per_pass(theirs, short, long, repetitions)
         x32 = x.astype(np.float32)
-        sklearn32 = per_pass(lambda passes, x32=x32: theirs(passes, x32), short, long, repetitions)
+        sklearn32 = per_pass(
+            lambda passes, x32=x32: theirs(passes, x32), short, long, repetitions
+        )
         short, long = (100, 900) if n < 10_000 else (2, 22) if n < 1_000_000 else (1, 6)
         for dtype in (np.float64, np.float32):
             run, size = ours(x, k, dtype)
@@ -191,7 +206,9 @@ def restarts_table(repetitions, small):
         one, _ = ours(x, 3, dtype)
         many, _ = ours(x, 3, dtype, 32)
         passes = (20, 60) if small else (100, 500)
-        ratio = per_pass(many, *passes, repetitions) / per_pass(one, *passes, repetitions)
+        ratio = per_pass(many, *passes, repetitions) / per_pass(
+            one, *passes, repetitions
+        )
         # To convergence: 32 single fits from the starts of the 32.
         tolerance = 1e-8 if dtype == np.float64 else 1e-6
         state = many(1000, tolerance)
@@ -234,13 +251,20 @@ def objective_table(repetitions, small):
     prior = component.prior
     keys = jax.random.split(jax.random.key(3), restarts)
     begun = [
-        nt.mixtures.starts.kmeans_plus_plus().assign(key, (), jnp.asarray(x), jnp.ones(n), jnp.ones(k, bool))
+        nt.mixtures.starts.kmeans_plus_plus().assign(
+            key, (), jnp.asarray(x), jnp.ones(n), jnp.ones(k, bool)
+        )
         for key in keys
     ]
     starting = [np.eye(k)[np.asarray(labels)] for labels in begun]
     # What lower_bound_ leaves out; mean_precision is 1, whose logarithm is 0.
-    df, log_det = float(prior.df), np.linalg.slogdet(np.asarray(prior.scale, np.float64))[1]
-    of_each = 0.5 * df * (log_det - d * np.log(2.0)) - sum(gammaln(0.5 * (df - i)) for i in range(d))
+    df, log_det = (
+        float(prior.df),
+        np.linalg.slogdet(np.asarray(prior.scale, np.float64))[1],
+    )
+    of_each = 0.5 * df * (log_det - d * np.log(2.0)) - sum(
+        gammaln(0.5 * (df - i)) for i in range(d)
+    )
     constant = gammaln(k) + k * of_each - 0.5 * n * d * np.log(2.0 * np.pi)
 
     def of_sklearn(tolerance):
@@ -284,7 +308,11 @@ def objective_table(repetitions, small):
         run()
         results = [run() for _ in range(repetitions)]
         rows.append(
-            {"method": name, "best F": results[0][0], "seconds": float(np.median([r[1] for r in results]))}
+            {
+                "method": name,
+                "best F": results[0][0],
+                "seconds": float(np.median([r[1] for r in results])),
+            }
         )
         print(rows[-1], flush=True)
     table = pd.DataFrame(rows)
@@ -336,30 +364,56 @@ def objective_by_scipy(fit, x):
     a0 = np.asarray(fit.problem.concentration, np.float64)
     n, d = x.shape
     log_p = digamma(a) - digamma(a.sum())
-    kl = gammaln(a.sum()) - gammaln(a).sum() - gammaln(a0.sum()) + gammaln(a0).sum() + ((a - a0) * log_p).sum()
+    kl = (
+        gammaln(a.sum())
+        - gammaln(a).sum()
+        - gammaln(a0.sum())
+        + gammaln(a0).sum()
+        + ((a - a0) * log_p).sum()
+    )
     joint = np.empty((n, len(a)))
     index = np.arange(d)
     for j in range(len(a)):
         precision = q.df[j] * np.linalg.inv(q.scale[j])
-        log_det = digamma(0.5 * (q.df[j] - index)).sum() + d * np.log(2) - np.linalg.slogdet(q.scale[j])[1]
+        log_det = (
+            digamma(0.5 * (q.df[j] - index)).sum()
+            + d * np.log(2)
+            - np.linalg.slogdet(q.scale[j])[1]
+        )
         moved = x - q.loc[j]
         quadratic = np.einsum("ni,ij,nj->n", moved, precision, moved)
-        joint[:, j] = log_p[j] + 0.5 * (log_det - d * np.log(2 * np.pi) - quadratic - d / q.mean_precision[j])
+        joint[:, j] = log_p[j] + 0.5 * (
+            log_det - d * np.log(2 * np.pi) - quadratic - d / q.mean_precision[j]
+        )
         ratio = p.mean_precision / q.mean_precision[j]
         shift = q.loc[j] - p.loc
-        kl += 0.5 * (d * (ratio - 1 - np.log(ratio)) + p.mean_precision * shift @ precision @ shift)
-        kl += 0.5 * ((q.df[j] - p.df) * log_det + np.sum(precision * p.scale) - d * q.df[j])
+        kl += 0.5 * (
+            d * (ratio - 1 - np.log(ratio))
+            + p.mean_precision * shift @ precision @ shift
+        )
+        kl += 0.5 * (
+            (q.df[j] - p.df) * log_det + np.sum(precision * p.scale) - d * q.df[j]
+        )
         for sign, df, scale in ((1, p.df, p.scale), (-1, q.df[j], q.scale[j])):
             log_scale = np.linalg.slogdet(scale)[1]
-            kl += sign * (0.5 * df * (d * np.log(2) - log_scale) + gammaln(0.5 * (df - index)).sum())
+            kl += sign * (
+                0.5 * df * (d * np.log(2) - log_scale)
+                + gammaln(0.5 * (df - index)).sum()
+            )
     return float(fit.alpha * logsumexp(joint, axis=1).sum() - kl)
 
 
 def main():
     """Run all four, write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="the smallest sizes, one precision, two repetitions")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the tables")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="the smallest sizes, one precision, two repetitions",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the tables"
+    )
     options = parser.parse_args()
     repetitions = 2 if options.small else 5
     if hasattr(os, "sched_setaffinity"):
@@ -370,14 +424,18 @@ def main():
     tables = {
         "mixture_speed": per_pass_table(shapes, repetitions).round(1),
         "mixture_speed_restarts": restarts_table(repetitions, options.small).round(2),
-        "mixture_speed_objective": objective_table(1 if options.small else 3, options.small).round(2),
+        "mixture_speed_objective": objective_table(
+            1 if options.small else 3, options.small
+        ).round(2),
         "mixture_speed_rounding": rounding_table(options.small).map("{:.2g}".format),
     }
     options.output.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(options.output / f"{name}.csv", index=False)
         print(table.to_string(index=False))
-    (options.output / "mixture_speed.txt").write_text(describe(f"(n, d, K) = {shapes}; one core; seeds by numpy"))
+    (options.output / "mixture_speed.txt").write_text(
+        describe(f"(n, d, K) = {shapes}; one core; seeds by numpy")
+    )
 
 
 if __name__ == "__main__":

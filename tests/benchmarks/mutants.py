@@ -47,9 +47,18 @@ LIMITS = {"nearest": 400, "default": 900, "full": 1200}
 UNIT, FULL = "-m 'not slow and not full'", "-m 'full and not slow'"
 # They walk over all that is public, and may run no line of a module: calls with their defaults, keys that are
 # forgotten, how results are shown.
-OF_ALL = ["tests/test_package.py", "tests/test_wrong_calls.py", "tests/core/test_display.py"]
+OF_ALL = [
+    "tests/test_package.py",
+    "tests/test_wrong_calls.py",
+    "tests/core/test_display.py",
+]
 # What reads the source, and not what it does.
-READERS = ("tests/test_sizes.py", "tests/test_vocabulary.py", "tests/test_licences.py", "tests/docs/")
+READERS = (
+    "tests/test_sizes.py",
+    "tests/test_vocabulary.py",
+    "tests/test_licences.py",
+    "tests/docs/",
+)
 
 
 class Mistake(Operator):
@@ -73,7 +82,9 @@ class DropArgument(Mistake):
         return [
             c
             for c in node.children
-            if c.type == "argument" and c.children[1].type == "operator" and c.children[1].value == "="
+            if c.type == "argument"
+            and c.children[1].type == "operator"
+            and c.children[1].value == "="
         ]
 
     def mutate(self, node, index):
@@ -100,7 +111,9 @@ class LoseText(Mistake):
     """Lose the words of a message: replace a string, or a stretch of a formatted one, by other letters."""
 
     def mutation_positions(self, node):
-        if (node.type == "string" and not node.value.startswith(('"""', "'''"))) or node.type == "fstring_string":
+        if (
+            node.type == "string" and not node.value.startswith(('"""', "'''"))
+        ) or node.type == "fstring_string":
             yield node.start_pos, node.end_pos
 
     def mutate(self, node, index):
@@ -111,7 +124,9 @@ class LoseText(Mistake):
         return node
 
 
-OURS = {operator.__name__: operator for operator in (DropArgument, DropFactor, LoseText)}
+OURS = {
+    operator.__name__: operator for operator in (DropArgument, DropFactor, LoseText)
+}
 cosmic_ray.plugins.OPERATOR_PROVIDERS["here"] = OURS
 
 # Of each kind the mistakes that people make: the neighbouring operator, not each of twelve.
@@ -121,7 +136,11 @@ REPLACED = {
     "UnaryOperator": "USub_UAdd Delete_Not Delete_Invert",
 }
 OPERATORS = [
-    *(f"core/Replace{kind}_{pair}" for kind, pairs in REPLACED.items() for pair in pairs.split()),
+    *(
+        f"core/Replace{kind}_{pair}"
+        for kind, pairs in REPLACED.items()
+        for pair in pairs.split()
+    ),
     *(
         f"core/{name}"
         for name in (
@@ -169,7 +188,10 @@ class Mutant(NamedTuple):
 def read_spans(tree):
     """Spans (first, last, each a line and a column) of refusals, and of what no test can reach."""
     refusals, unreached = [], []
-    span = lambda node: ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))  # noqa: E731
+    span = lambda node: (  # noqa: E731
+        (node.lineno, node.col_offset),
+        (node.end_lineno, node.end_col_offset),
+    )
 
     def refuses(statement):
         return isinstance(statement, ast.Raise) or (
@@ -191,7 +213,11 @@ def read_spans(tree):
         ):
             refusals.append(span(node))
         if isinstance(node, ast.FunctionDef):
-            unreached += [span(n) for a in [*node.args.args, *node.args.kwonlyargs] if (n := a.annotation)]
+            unreached += [
+                span(n)
+                for a in [*node.args.args, *node.args.kwonlyargs]
+                if (n := a.annotation)
+            ]
             unreached += [span(node.returns)] if node.returns else []
         if isinstance(node, ast.AnnAssign):
             unreached.append(span(node.annotation))
@@ -212,12 +238,20 @@ def find_mutants(modules):
         refusals, unreached = read_spans(ast.parse((ROOT / module).read_text()))
         nodes = list(ast_nodes(get_ast_from_path(ROOT / module)))
         for name, operator in operators.items():
-            places = [place for node in nodes for place in operator.mutation_positions(node)]
+            places = [
+                place for node in nodes for place in operator.mutation_positions(node)
+            ]
             for occurrence, (start, end) in enumerate(places):
-                inside = lambda spans, at=start: any(first <= at < last for first, last in spans)  # noqa: E731
-                if inside(unreached) or (name == "here/LoseText" and not inside(refusals)):
+                inside = lambda spans, at=start: any(  # noqa: E731
+                    first <= at < last for first, last in spans
+                )
+                if inside(unreached) or (
+                    name == "here/LoseText" and not inside(refusals)
+                ):
                     continue
-                mutants.append(Mutant(module, *start, name, occurrence, end, inside(refusals)))
+                mutants.append(
+                    Mutant(module, *start, name, occurrence, end, inside(refusals))
+                )
     return mutants
 
 
@@ -229,7 +263,10 @@ def draw(mutants, count, seed):
     by_place = defaultdict(list)
     for mutant in mutants:
         by_place[mutant.module, mutant.line, mutant.column].append(mutant)
-    sources = {module: (ROOT / module).read_text().splitlines() for module in {m.module for m in mutants}}
+    sources = {
+        module: (ROOT / module).read_text().splitlines()
+        for module in {m.module for m in mutants}
+    }
     seen, ranked = Counter(), []
     for place in sorted(by_place):
         module, line, column = place
@@ -246,7 +283,10 @@ def draw(mutants, count, seed):
 def copy_tree(folder):
     """Copy what git tracks, and what it does not ignore."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
     )
     for name in listed.stdout.decode().split("\0"):
         if name and (ROOT / name).is_file() and not name.startswith("docs/results/"):
@@ -259,9 +299,21 @@ def copy_tree(folder):
 def measure_map(workers):
     """Files of tests of each module, nearest first, as rows of a table."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        paths = os.pathsep.join(
+            [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        )
         subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "lines_run", "-n", str(workers), "tests"],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "lines_run",
+                "-n",
+                str(workers),
+                "tests",
+            ],
             cwd=ROOT,
             env=os.environ | {"LINES_RUN": folder, "PYTHONPATH": paths},
             check=True,
@@ -283,7 +335,9 @@ def order(measured):
     for module, runs in sorted(by_module.items()):
         most = max(lines for lines, _, _ in runs)
         # The quickest of those that run enough of it, and then the others by what they run.
-        near = sorted((r for r in runs if r[0] >= NEAR_SHARE * most), key=lambda r: r[1])[:MOST_NEAR]
+        near = sorted(
+            (r for r in runs if r[0] >= NEAR_SHARE * most), key=lambda r: r[1]
+        )[:MOST_NEAR]
         rest = sorted((r for r in runs if r not in near), key=lambda r: (-r[0], r[1]))
         rows.append((module, len(near), " ".join(test for _, _, test in near + rest)))
     return rows
@@ -292,17 +346,28 @@ def order(measured):
 def read_map(path):
     """Files of tests of each module, and how many of them are near: where none runs it, those of its room."""
     with path.open() as file:
-        near = {row["module"]: (row["tests"].split(), int(row["nearest"])) for row in csv.DictReader(file)}
+        near = {
+            row["module"]: (row["tests"].split(), int(row["nearest"]))
+            for row in csv.DictReader(file)
+        }
     for module in (ROOT / PACKAGE).rglob("*.py"):
-        name, room = str(module.relative_to(ROOT)), module.relative_to(ROOT / PACKAGE).parts[0]
-        tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / room).rglob("test_*.py"))
+        name, room = (
+            str(module.relative_to(ROOT)),
+            module.relative_to(ROOT / PACKAGE).parts[0],
+        )
+        tests = sorted(
+            str(path.relative_to(ROOT))
+            for path in (ROOT / "tests" / room).rglob("test_*.py")
+        )
         near.setdefault(name, (tests, len(tests)))
     return near
 
 
 def command(tests, options):
     """The command that runs files of tests until one fails. Files without a test of the tier have not failed."""
-    pytest = " ".join([sys.executable, "-m pytest -x -q -p no:cacheprovider", options, *tests])
+    pytest = " ".join(
+        [sys.executable, "-m pytest -x -q -p no:cacheprovider", options, *tests]
+    )
     return f'sh -c "{pytest}; r=$?; test $r = 5 || exit $r"'
 
 
@@ -325,13 +390,19 @@ def check_sound(folder, tests, workers):
         text=True,
     )
     if done.returncode:
-        raise SystemExit(f"tests fail without any error in the package:\n{done.stdout[-2000:]}")
+        raise SystemExit(
+            f"tests fail without any error in the package:\n{done.stdout[-2000:]}"
+        )
 
 
 def meet(mutant, tests, nearest, with_full):
     """Run tests on a mutant until one fails: the stage that killed it, or `survived`, and what failed."""
     spec = MutationSpec(
-        Path(mutant.module), mutant.operator, mutant.occurrence, (mutant.line, mutant.column), mutant.end
+        Path(mutant.module),
+        mutant.operator,
+        mutant.occurrence,
+        (mutant.line, mutant.column),
+        mutant.end,
     )
     stages = {
         "nearest": (tests[:nearest], UNIT),
@@ -346,16 +417,31 @@ def meet(mutant, tests, nearest, with_full):
         diff = result.diff or diff
         if result.test_outcome == TestOutcome.KILLED:
             said = next(
-                (line for line in result.output.splitlines() if line.startswith(("FAILED", "ERROR"))),
+                (
+                    line
+                    for line in result.output.splitlines()
+                    if line.startswith(("FAILED", "ERROR"))
+                ),
                 result.output[-200:],
             )
             # Only the unit tier is known to pass as it stands.
-            failed = said.removeprefix("FAILED ").split(" - ")[:1] if said.startswith("FAILED") else files
+            failed = (
+                said.removeprefix("FAILED ").split(" - ")[:1]
+                if said.startswith("FAILED")
+                else files
+            )
             if (
                 stage == "full"
-                and subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "", *failed]).returncode
+                and subprocess.run(
+                    [sys.executable, "-m", "pytest", "-q", "-m", "", *failed]
+                ).returncode
             ):
-                return mutant, "incompetent", f"fails without the error: {said[:200]}", diff
+                return (
+                    mutant,
+                    "incompetent",
+                    f"fails without the error: {said[:200]}",
+                    diff,
+                )
             return mutant, stage, said[:200], diff
         if result.test_outcome == TestOutcome.INCOMPETENT:
             return mutant, "incompetent", (result.output or "")[-300:], diff
@@ -364,39 +450,70 @@ def meet(mutant, tests, nearest, with_full):
 
 def changed_lines(diff):
     """The line before and after, of a difference."""
-    lines = [line for line in diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    return tuple(" ".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+")
+    lines = [
+        line
+        for line in diff.splitlines()
+        if line[:1] in "+-" and line[:3] not in ("+++", "---")
+    ]
+    return tuple(
+        " ".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+"
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--count", type=int, default=300, help="mutants of code that computes")
-    parser.add_argument("--refusals", type=int, default=100, help="mutants of refusals and messages")
+    parser.add_argument(
+        "--count", type=int, default=300, help="mutants of code that computes"
+    )
+    parser.add_argument(
+        "--refusals", type=int, default=100, help="mutants of refusals and messages"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rooms", nargs="*", default=[], help="only modules whose path has one of these")
+    parser.add_argument(
+        "--rooms",
+        nargs="*",
+        default=[],
+        help="only modules whose path has one of these",
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--map", action="store_true", help="measure which tests run which module, and stop")
     parser.add_argument(
-        "--again", action="store_true", help="only the mutants that mutants.csv shows to survive, or lacks"
+        "--map",
+        action="store_true",
+        help="measure which tests run which module, and stop",
     )
     parser.add_argument(
-        "--default-only", action="store_true", help="without the full tier, which takes half of the time"
+        "--again",
+        action="store_true",
+        help="only the mutants that mutants.csv shows to survive, or lacks",
     )
-    parser.add_argument("--small", action="store_true", help="three mutants of one room")
+    parser.add_argument(
+        "--default-only",
+        action="store_true",
+        help="without the full tier, which takes half of the time",
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="three mutants of one room"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     if args.map:
         rows = measure_map(args.workers)
         with (args.output / NEAREST).open("w") as file:
-            csv.writer(file, lineterminator="\n").writerows([("module", "nearest", "tests"), *rows])
+            csv.writer(file, lineterminator="\n").writerows(
+                [("module", "nearest", "tests"), *rows]
+            )
         return
     if args.small:
         args.count, args.refusals, args.rooms = 2, 1, ["theory/bounds"]
     # Where pytest keeps the programs of a run by hand.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "d" / "jax"))
+    os.environ.setdefault(
+        "JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "d" / "jax")
+    )
     nearest = read_map(RESULTS / NEAREST)
-    modules = sorted(m for m in nearest if not args.rooms or any(room in m for room in args.rooms))
+    modules = sorted(
+        m for m in nearest if not args.rooms or any(room in m for room in args.rooms)
+    )
     mutants = find_mutants(modules)
     drawn = draw([m for m in mutants if not m.is_refusal], args.count, args.seed)
     drawn += draw([m for m in mutants if m.is_refusal], args.refusals, args.seed)
@@ -408,19 +525,38 @@ def main():
     # Refusals first, which are the quickest.
     left = [mutant for mutant in reversed(drawn) if mutant.name not in settled]
     print(
-        f"{len(mutants)} mutants in {len(modules)} modules, {len(drawn)} drawn, {len(left)} to meet", flush=True
+        f"{len(mutants)} mutants in {len(modules)} modules, {len(drawn)} drawn, {len(left)} to meet",
+        flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder) / "tree"
         template.mkdir()
         copy_tree(template)
-        check_sound(template, sorted({t for mutant in left for t in nearest[mutant.module][0]}), args.workers)
-        with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), enter, (template,)) as pool:
-            runs = [pool.submit(meet, mutant, *nearest[mutant.module], not args.default_only) for mutant in left]
+        check_sound(
+            template,
+            sorted({t for mutant in left for t in nearest[mutant.module][0]}),
+            args.workers,
+        )
+        with ProcessPoolExecutor(
+            args.workers, multiprocessing.get_context("spawn"), enter, (template,)
+        ) as pool:
+            runs = [
+                pool.submit(
+                    meet, mutant, *nearest[mutant.module], not args.default_only
+                )
+                for mutant in left
+            ]
             for done in as_completed(runs):
                 mutant, stage, said, diff = done.result()
                 before, after = changed_lines(diff)
-                rows[mutant.name] = (mutant.name, mutant.kind, stage, before, after, said)
+                rows[mutant.name] = (
+                    mutant.name,
+                    mutant.kind,
+                    stage,
+                    before,
+                    after,
+                    said,
+                )
                 write(rows.values(), args)
                 print(
                     f"{time.monotonic() - start:6.0f} s {stage:10} {mutant.name} | {before} -> {after} | {said}",
@@ -431,7 +567,10 @@ def main():
 
 def read_equivalents():
     with EQUIVALENT.open() as file:
-        return {(row["module"], row["before"], row["after"]): row["reason"] for row in csv.DictReader(file)}
+        return {
+            (row["module"], row["before"], row["after"]): row["reason"]
+            for row in csv.DictReader(file)
+        }
 
 
 def read_rows(path, drawn):
@@ -444,12 +583,19 @@ def read_rows(path, drawn):
             place, operator, _ = row["mutant"].split(" ")
             module, _, column = place.split(":")
             found[module, int(column), operator].append(tuple(row.values()))
-    sources = {module: (ROOT / module).read_text().splitlines() for module in {m.module for m in drawn}}
+    sources = {
+        module: (ROOT / module).read_text().splitlines()
+        for module in {m.module for m in drawn}
+    }
     rows = {}
     for m in drawn:
         line = sources[m.module][m.line - 1].strip()
         # Some errors take out several lines.
-        same = [r for r in found[m.module, m.column, m.operator.split("/")[1]] if r[3].startswith(line)]
+        same = [
+            r
+            for r in found[m.module, m.column, m.operator.split("/")[1]]
+            if r[3].startswith(line)
+        ]
         if same:
             rows[m.name] = (m.name, *same[0][1:])
     return rows
@@ -458,7 +604,10 @@ def read_rows(path, drawn):
 def is_settled(row):
     """Whether tests noticed a mutant before, as they still do if no test has gone, or nobody can."""
     name, _, stage, before, after, _ = row
-    return stage in ("nearest", "default", "full") or (name.split(":")[0], before, after) in read_equivalents()
+    return (
+        stage in ("nearest", "default", "full")
+        or (name.split(":")[0], before, after) in read_equivalents()
+    )
 
 
 def write(rows, args):
@@ -473,10 +622,18 @@ def write(rows, args):
     with (args.output / "mutants.csv").open("w") as file:
         columns = ("mutant", "kind", "outcome", "before", "after", "test")
         csv.writer(file, lineterminator="\n").writerows([columns, *table])
-    lines = [describe(f"{args.count} mutants of code, {args.refusals} of refusals, seed {args.seed}")]
+    lines = [
+        describe(
+            f"{args.count} mutants of code, {args.refusals} of refusals, seed {args.seed}"
+        )
+    ]
     half = sum(stage == "survived default" for _, _, stage, *_ in table)
-    lines.append(f"{len(table)} have met the default tier, {half} of its survivors have not met the full one")
-    lines.append(f"{'room':12} {'kind':8} {'mutants':>8} {'default':>8} {'with full':>10} {'equivalent':>11}")
+    lines.append(
+        f"{len(table)} have met the default tier, {half} of its survivors have not met the full one"
+    )
+    lines.append(
+        f"{'room':12} {'kind':8} {'mutants':>8} {'default':>8} {'with full':>10} {'equivalent':>11}"
+    )
     rooms = defaultdict(Counter)
     for name, kind, stage, *_ in table:
         for room in (name.split("/")[1].removesuffix(".py"), "all"):
@@ -486,8 +643,13 @@ def write(rows, args):
     ):
         number = sum(stages.values()) - stages["equivalent"] - stages["incompetent"]
         default = stages["nearest"] + stages["default"]
-        shares = [f"{100 * k / number:.0f} %" if number else "-" for k in (default, default + stages["full"])]
-        lines.append(f"{room:12} {kind:8} {number:8} {shares[0]:>8} {shares[1]:>10} {stages['equivalent']:11}")
+        shares = [
+            f"{100 * k / number:.0f} %" if number else "-"
+            for k in (default, default + stages["full"])
+        ]
+        lines.append(
+            f"{room:12} {kind:8} {number:8} {shares[0]:>8} {shares[1]:>10} {stages['equivalent']:11}"
+        )
     lines.append("\nsurvivors")
     lines += [
         f"{name}\n  {before}\n  {after}"

@@ -53,11 +53,16 @@ def load(noise):
     rng = np.random.default_rng(0)
     order = rng.permutation(len(x))
     x, y = (x[order] / 255.0).astype(np.float32), y[order].astype(np.int32)
-    parts = [(x[rows], y[rows]) for rows in (slice(0, 3000), slice(3000, 3500), slice(3500, None))]
+    parts = [
+        (x[rows], y[rows])
+        for rows in (slice(0, 3000), slice(3000, 3500), slice(3500, None))
+    ]
     labels = parts[0][1].copy()
     wrong = rng.permutation(3000)[: round(noise * 3000)]
     labels[wrong] = (labels[wrong] + rng.integers(1, 10, len(wrong))) % 10
-    return [(jnp.asarray(x), jnp.asarray(y)) for x, y in ((parts[0][0], labels), *parts[1:])]
+    return [
+        (jnp.asarray(x), jnp.asarray(y)) for x, y in ((parts[0][0], labels), *parts[1:])
+    ]
 
 
 def measure(log_p, labels):
@@ -84,8 +89,13 @@ def summarise(outputs, labels):
 def difference(outputs, reference, labels):
     """Of the log score to that of others, with the standard error over digits."""
     gain = np.mean([scores.log_scores(log_p, labels) for log_p in outputs], axis=0)
-    gain = gain - np.mean([scores.log_scores(log_p, labels) for log_p in reference], axis=0)
-    return {"over Adam": gain.mean(), "over Adam se": gain.std(ddof=1) / np.sqrt(len(gain))}
+    gain = gain - np.mean(
+        [scores.log_scores(log_p, labels) for log_p in reference], axis=0
+    )
+    return {
+        "over Adam": gain.mean(),
+        "over Adam se": gain.std(ddof=1) / np.sqrt(len(gain)),
+    }
 
 
 def contest(name, trainer, options, sizes):
@@ -94,17 +104,27 @@ def contest(name, trainer, options, sizes):
     runs = [trainer.run(seed, options) for seed in range(num_groups * sizes.num_seeds)]
     shared = {
         "epochs": np.mean([run.num_epochs for run in runs]),
-        "seconds": np.mean([run.seconds / sizes.checkpoints[-1] * run.num_epochs for run in runs]),
+        "seconds": np.mean(
+            [run.seconds / sizes.checkpoints[-1] * run.num_epochs for run in runs]
+        ),
         "options": ", ".join(f"{name} {value:g}" for name, value in options.items()),
     }
     for predictor in trainer.contestant.predict:
-        yield f"{name}: {predictor}".rstrip(": "), [run.log_p[predictor] for run in runs], shared
+        yield (
+            f"{name}: {predictor}".rstrip(": "),
+            [run.log_p[predictor] for run in runs],
+            shared,
+        )
     if name == "Adam":
         outputs = np.stack([run.log_p[""] for run in runs]).reshape(
             NUM_MEMBERS, sizes.num_seeds, *runs[0].log_p[""].shape
         )
         mixed = np.logaddexp.reduce(outputs) - np.log(NUM_MEMBERS)
-        yield f"ensemble of {NUM_MEMBERS}", list(mixed), shared | {"seconds": NUM_MEMBERS * shared["seconds"]}
+        yield (
+            f"ensemble of {NUM_MEMBERS}",
+            list(mixed),
+            shared | {"seconds": NUM_MEMBERS * shared["seconds"]},
+        )
 
 
 def curves(trainer, options, labels, sizes):
@@ -112,7 +132,10 @@ def curves(trainer, options, labels, sizes):
     points = [("alpha", 1.0)] + [("alpha", value) for value in sizes.alphas]
     points += [("T", value) for value in sizes.temperatures]
     for along, value in points:
-        runs = [trainer.run(seed, options | {along: value}) for seed in range(sizes.num_seeds)]
+        runs = [
+            trainer.run(seed, options | {along: value})
+            for seed in range(sizes.num_seeds)
+        ]
         for predictor in trainer.contestant.predict:
             found = summarise([run.log_p[predictor] for run in runs], labels)
             for name in ("alpha", "T") if value == 1.0 else (along,):
@@ -137,12 +160,26 @@ def study(noise, sizes):
         for line, log_p, shared in contest(name, trainer, options, sizes):
             outputs[line] = log_p
             gain = difference(log_p, outputs["Adam"], labels)
-            lines.append({"noise": noise, "contestant": line, **summarise(log_p, labels), **gain, **shared})
-            print(noise, line, *(f"{lines[-1][key]:.4f}" for key in ("accuracy", "log score", "ECE")), flush=True)
+            lines.append(
+                {
+                    "noise": noise,
+                    "contestant": line,
+                    **summarise(log_p, labels),
+                    **gain,
+                    **shared,
+                }
+            )
+            print(
+                noise,
+                line,
+                *(f"{lines[-1][key]:.4f}" for key in ("accuracy", "log score", "ECE")),
+                flush=True,
+            )
         if name in CURVES:
             points = curves(trainer, options | {"alpha": 1.0, "T": 1.0}, labels, sizes)
             along += [
-                {"noise": noise, "contestant": name, "prior": options["prior"], **point} for point in points
+                {"noise": noise, "contestant": name, "prior": options["prior"], **point}
+                for point in points
             ]
         print(f"noise {noise}, {name}: {time.perf_counter() - began:.0f} s", flush=True)
     return lines, along, trials, list(pool(noise, outputs, labels)), trainers
@@ -162,7 +199,9 @@ def time_epochs(trainers, sizes, num_repeats=15):
             jax.block_until_ready(call())
             seconds[name].append(time.perf_counter() - began)
     adam = np.array(seconds["Adam"])
-    return {name: np.median(np.array(values) / adam) for name, values in seconds.items()}
+    return {
+        name: np.median(np.array(values) / adam) for name, values in seconds.items()
+    }
 
 
 # Labels, colours and markers of the reliability.
@@ -182,7 +221,10 @@ def short(table):
         pairs = zip(factor * table[name], factor * table[f"{name} se"], strict=True)
         sign = "+" if name == "over Adam" else ""
         # Spaces at which no line breaks.
-        return [f"{value:{sign}.{digits}f}\u00a0±\u00a0{error:.{digits}f}" for value, error in pairs]
+        return [
+            f"{value:{sign}.{digits}f}\u00a0±\u00a0{error:.{digits}f}"
+            for value, error in pairs
+        ]
 
     return pd.DataFrame(
         {
@@ -204,7 +246,12 @@ def pool(noise, outputs, labels):
         pairs = [scores.top(np.exp(log_p), labels) for log_p in runs]
         found = scores.reliability(*map(np.concatenate, zip(*pairs, strict=True)))
         for number, (rows, confidence, right) in enumerate(zip(*found, strict=True)):
-            cells = {"bin": number, "rows": rows, "confidence": confidence, "right": right}
+            cells = {
+                "bin": number,
+                "rows": rows,
+                "confidence": confidence,
+                "right": right,
+            }
             yield {"noise": noise, "contestant": name, **cells}
 
 
@@ -213,47 +260,85 @@ def draw_reliability(ax, bins):
     ax.plot([0, 1], [0, 1], color="0.6", linewidth=1)
     for name, (label, colour, marker) in LOOKS.items():
         part = bins[(bins["contestant"] == name) & (bins["rows"] >= 60)]
-        ax.plot(part["confidence"], part["right"], color=colour, marker=marker, markersize=5, label=label)
-    ax.set(xlim=(0.2, 1.01), ylim=(0.2, 1.01), xlabel="largest probability", ylabel="share of right answers")
+        ax.plot(
+            part["confidence"],
+            part["right"],
+            color=colour,
+            marker=marker,
+            markersize=5,
+            label=label,
+        )
+    ax.set(
+        xlim=(0.2, 1.01),
+        ylim=(0.2, 1.01),
+        xlabel="largest probability",
+        ylabel="share of right answers",
+    )
 
 
 def draw_curves(ax, points, table, along):
     """Log scores along alpha or T under each prior, and those of others; the axis is logarithmic."""
     for (name, prior), colour in zip(
-        points[["contestant", "prior"]].drop_duplicates().itertuples(index=False), ("C5", "C0"), strict=True
+        points[["contestant", "prior"]].drop_duplicates().itertuples(index=False),
+        ("C5", "C0"),
+        strict=True,
     ):
         for predictor, style in (("draws", "o-"), ("means", "o:")):
-            part = points[(points["contestant"] == name) & (points["predictor"] == predictor)]
+            part = points[
+                (points["contestant"] == name) & (points["predictor"] == predictor)
+            ]
             part = part[part["along"] == along].sort_values("value")
-            label = f"{predictor}, prior N(0, {'1' if prior == 1.0 else f'1/{prior:g}'})"
+            label = (
+                f"{predictor}, prior N(0, {'1' if prior == 1.0 else f'1/{prior:g}'})"
+            )
             error = 2 * part["log score se"]
             ax.errorbar(
-                part["value"], -part["log score"], error, fmt=style, color=colour, markersize=4, label=label
+                part["value"],
+                -part["log score"],
+                error,
+                fmt=style,
+                color=colour,
+                markersize=4,
+                label=label,
             )
     for name, style in (("Adam", "--"), ("dropout: masks", "-.")):
         score = table.loc[table["contestant"] == name, "log score"].item()
-        ax.axhline(-score, color="0.3", linestyle=style, linewidth=1.2, label=LOOKS[name][0])
+        ax.axhline(
+            -score, color="0.3", linestyle=style, linewidth=1.2, label=LOOKS[name][0]
+        )
     ax.axvline(1.0, color="0.6", linewidth=1)
     ax.set(
         xscale="log",
         yscale="log",
-        xlabel={"alpha": "alpha, on likelihood", "T": "T, on likelihood and prior"}[along],
+        xlabel={"alpha": "alpha, on likelihood", "T": "T, on likelihood and prior"}[
+            along
+        ],
     )
     values = sorted(points.loc[points["along"] == along, "value"].unique())
     ax.set_xticks(values, [f"{value:g}" for value in values])
-    ax.set_yticks([0.15, 0.2, 0.3, 0.5, 0.7, 1, 2], ["-.15", "-.2", "-.3", "-.5", "-.7", "-1", "-2"])
+    ax.set_yticks(
+        [0.15, 0.2, 0.3, 0.5, 0.7, 1, 2],
+        ["-.15", "-.2", "-.3", "-.5", "-.7", "-1", "-2"],
+    )
     ax.minorticks_off()
 
 
 def draw_figure(table, points, bins, path):
     """A row for each share of wrong labels: reliability, and the log score along alpha and T."""
     shares = table["noise"].unique()
-    figure, axes = plt.subplots(len(shares), 3, figsize=(12.5, 4.3 * len(shares)), squeeze=False)
+    figure, axes = plt.subplots(
+        len(shares), 3, figsize=(12.5, 4.3 * len(shares)), squeeze=False
+    )
     for row, noise in zip(axes, shares, strict=True):
         draw_reliability(row[0], bins[bins["noise"] == noise])
         row[0].set_title(f"{noise:.0%} of training labels wrong")
         for ax, along in zip(row[1:], ("alpha", "T"), strict=True):
-            draw_curves(ax, points[points["noise"] == noise], table[table["noise"] == noise], along)
+            draw_curves(
+                ax,
+                points[points["noise"] == noise],
+                table[table["noise"] == noise],
+                along,
+            )
             ax.set_title("Log score, nats a digit")
         low, high = np.sort(np.ravel([ax.get_ylim() for ax in row[1:]]))[[0, -1]]
         for ax in row[1:]:
@@ -267,8 +352,12 @@ def draw_figure(table, points, bins, path):
 def main():
     """Tune, run and write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="a small network, two epochs, one seed")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for tables and figure")
+    parser.add_argument(
+        "--small", action="store_true", help="a small network, two epochs, one seed"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for tables and figure"
+    )
     options = parser.parse_args()
     if options.small and options.output.resolve() == DOCS:
         parser.error("--small needs an --output other than the committed results")
@@ -276,16 +365,30 @@ def main():
     sizes, start = SMALL if options.small else Sizes(), time.perf_counter()
     studies = {noise: study(noise, sizes) for noise in sizes.noise}
     table, points, trials, bins = (
-        pd.DataFrame(list(chain.from_iterable(each[k] for each in studies.values()))) for k in range(4)
+        pd.DataFrame(list(chain.from_iterable(each[k] for each in studies.values())))
+        for k in range(4)
     )
     ratios = time_epochs(studies[sizes.noise[0]][4], sizes)
     table["epoch over Adam's"] = [
-        NUM_MEMBERS if name.startswith("ensemble") else ratios[name.split(":")[0]] for name in table["contestant"]
+        NUM_MEMBERS if name.startswith("ensemble") else ratios[name.split(":")[0]]
+        for name in table["contestant"]
     ]
-    frames = {"": table, "_table": short(table), "_curves": points, "_trials": trials, "_bins": bins}
+    frames = {
+        "": table,
+        "_table": short(table),
+        "_curves": points,
+        "_trials": trials,
+        "_bins": bins,
+    }
     for name, frame in frames.items():
-        frame.to_csv(options.output / f"network_calibration{name}.csv", index=False, float_format="%.4g")
-    num_weights = sum((a + 1) * b for a, b in zip(sizes.units, sizes.units[1:], strict=False))
+        frame.to_csv(
+            options.output / f"network_calibration{name}.csv",
+            index=False,
+            float_format="%.4g",
+        )
+    num_weights = sum(
+        (a + 1) * b for a, b in zip(sizes.units, sizes.units[1:], strict=False)
+    )
     (options.output / "network_calibration.txt").write_text(
         describe(
             f"{num_weights} weights, 3000 digits, batches of {BATCH}, at most {sizes.checkpoints[-1]} epochs, "

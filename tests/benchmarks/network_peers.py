@@ -53,7 +53,10 @@ def start_weights(rng_key, units):
     """Normal draws with variance 2 / fan-in, and biases at 0."""
     keys = jax.random.split(rng_key, len(units) - 1)
     return [
-        {"kernel": jax.random.normal(key, (before, after)) * (2.0 / before) ** 0.5, "bias": jnp.zeros(after)}
+        {
+            "kernel": jax.random.normal(key, (before, after)) * (2.0 / before) ** 0.5,
+            "bias": jnp.zeros(after),
+        }
         for key, before, after in zip(keys, units, units[1:], strict=False)
     ]
 
@@ -71,7 +74,9 @@ def log_probabilities(params, x, **options):
 
 
 def mean_loss(params, x, y, **options):
-    return -jnp.mean(jnp.take_along_axis(log_probabilities(params, x, **options), y[:, None], 1))
+    return -jnp.mean(
+        jnp.take_along_axis(log_probabilities(params, x, **options), y[:, None], 1)
+    )
 
 
 def average(predict, keys):
@@ -85,9 +90,13 @@ def adam():
 
     def step(carry, rng_key, x, y, rate, options, loss=mean_loss):
         params, state = carry
-        updates, state = optax.scale_by_adam().update(jax.grad(loss)(params, x, y), state, params)
+        updates, state = optax.scale_by_adam().update(
+            jax.grad(loss)(params, x, y), state, params
+        )
         # The decay of AdamW, apart from the gradient.
-        params = jax.tree.map(lambda p, u: p - rate * (u + options["decay"] * p), params, updates)
+        params = jax.tree.map(
+            lambda p, u: p - rate * (u + options["decay"] * p), params, updates
+        )
         return params, state
 
     return Contestant(
@@ -104,7 +113,9 @@ def dropout():
 
     def mask(rng_key, options, layer, h):
         share = options["dropout"] * (0.5 if layer == 0 else 1.0)
-        kept = jax.random.bernoulli(jax.random.fold_in(rng_key, layer), 1.0 - share, h.shape)
+        kept = jax.random.bernoulli(
+            jax.random.fold_in(rng_key, layer), 1.0 - share, h.shape
+        )
         return jnp.where(kept, h / (1.0 - share), 0.0)
 
     def step(carry, rng_key, x, y, rate, options):
@@ -112,10 +123,17 @@ def dropout():
         return base.step(carry, rng_key, x, y, rate, options, loss)
 
     def masks(keys, carry, options, x):
-        return average(lambda key: log_probabilities(carry[0], x, drop=partial(mask, key, options)), keys)
+        return average(
+            lambda key: log_probabilities(
+                carry[0], x, drop=partial(mask, key, options)
+            ),
+            keys,
+        )
 
     predict = {"masks": masks, "all units": base.predict[""]}
-    return Contestant(base.start, step, predict, {"dropout": (0.3, 0.1, 0.5, 0.7), **base.grids})
+    return Contestant(
+        base.start, step, predict, {"dropout": (0.3, 0.1, 0.5, 0.7), **base.grids}
+    )
 
 
 def ivon(num_data, grids, *, published):
@@ -135,7 +153,9 @@ def ivon(num_data, grids, *, published):
         state = transform(options).init(params)
         fan_in = [float(len(layer["kernel"])) for layer in params]
         precision = [
-            jax.tree.map(lambda leaf, n=n: jnp.full(leaf.shape, n / options["start"] ** 2), layer)
+            jax.tree.map(
+                lambda leaf, n=n: jnp.full(leaf.shape, n / options["start"] ** 2), layer
+            )
             for n, layer in zip(fan_in, params, strict=True)
         ]
         return params, state._replace(precision=precision)
@@ -148,14 +168,18 @@ def ivon(num_data, grids, *, published):
         return jax.tree.map(lambda p, u: p - rate * u, params, updates), state
 
     def draws(keys, carry, options, x):
-        return average(lambda key: log_probabilities(nt.optim.sample_ivon(key, *carry), x), keys)
+        return average(
+            lambda key: log_probabilities(nt.optim.sample_ivon(key, *carry), x), keys
+        )
 
     def means(keys, carry, options, x):
         return log_probabilities(carry[0], x)
 
     fixed = {"alpha": (1.0,), "T": (1.0,), "start": (0.2,)}
     # A posterior is where a run ends, not where its predictions are best.
-    return Contestant(start, step, {"draws": draws, "means": means}, {**fixed, **grids}, published)
+    return Contestant(
+        start, step, {"draws": draws, "means": means}, {**fixed, **grids}, published
+    )
 
 
 def peers(num_data):
@@ -166,11 +190,22 @@ def peers(num_data):
         "Adam": adam(),
         "dropout": dropout(),
         "IVON, T = 1, published": by_ivon(
-            {"start": (0.5, 0.2, 0.7, 1.0), "rate": (0.3, 0.1, 1.0, 3.0), "prior": priors}, published=True
+            {
+                "start": (0.5, 0.2, 0.7, 1.0),
+                "rate": (0.3, 0.1, 1.0, 3.0),
+                "prior": priors,
+            },
+            published=True,
         ),
-        "IVON, T = 1, settled": by_ivon({"prior": (*priors, 30.0), "rate": rates}, published=False),
+        "IVON, T = 1, settled": by_ivon(
+            {"prior": (*priors, 30.0), "rate": rates}, published=False
+        ),
         "IVON, T tuned, settled": by_ivon(
-            {"T": (0.01, 0.0003, 0.001, 0.003, 0.03, 0.1), "prior": (1.0, 0.1, 10.0), "rate": rates},
+            {
+                "T": (0.01, 0.0003, 0.001, 0.003, 0.03, 0.1),
+                "prior": (1.0, 0.1, 10.0),
+                "rate": rates,
+            },
             published=False,
         ),
     }
@@ -205,13 +240,19 @@ class Trainer:
         def epoch(carry, rng_key, number, options):
             def step(carry, inputs):
                 count, key, rows = inputs
-                rate = 0.5 * options["rate"] * (1.0 + jnp.cos(jnp.pi * count / num_steps))
-                return contestant.step(carry, key, x[rows], y[rows], rate, options), None
+                rate = (
+                    0.5 * options["rate"] * (1.0 + jnp.cos(jnp.pi * count / num_steps))
+                )
+                return contestant.step(
+                    carry, key, x[rows], y[rows], rate, options
+                ), None
 
             shuffle, key = jax.random.split(jax.random.fold_in(rng_key, number))
             rows = jax.random.permutation(shuffle, len(x)).reshape(num_batches, BATCH)
             counts = number * num_batches + jnp.arange(num_batches)
-            return jax.lax.scan(step, carry, (counts, jax.random.split(key, num_batches), rows))[0]
+            return jax.lax.scan(
+                step, carry, (counts, jax.random.split(key, num_batches), rows)
+            )[0]
 
         @jax.jit
         def check(rng_key, carry, options):
@@ -223,7 +264,10 @@ class Trainer:
         @jax.jit
         def test(rng_key, carry, options):
             keys = jax.random.split(rng_key, sizes.num_draws)
-            return {name: predict(keys, carry, options, x_test) for name, predict in contestant.predict.items()}
+            return {
+                name: predict(keys, carry, options, x_test)
+                for name, predict in contestant.predict.items()
+            }
 
         self.epoch, self.check, self.test = epoch, check, test
 
@@ -242,16 +286,26 @@ class Trainer:
                 score = float(self.check(pick, carry, options))
                 best = max(best, (score, number + 1, carry), key=lambda each: each[0])
         score, num_epochs, carry = best
-        return Run(score, num_epochs, seconds, jax.device_get(self.test(pick, carry, options)))
+        return Run(
+            score, num_epochs, seconds, jax.device_get(self.test(pick, carry, options))
+        )
 
     def tune(self):
         """The best options, one after the other, and all that were tried."""
-        best, tried = (-np.inf, {name: values[0] for name, values in self.contestant.grids.items()}), []
+        best, tried = (
+            (
+                -np.inf,
+                {name: values[0] for name, values in self.contestant.grids.items()},
+            ),
+            [],
+        )
         for number, (name, values) in enumerate(self.contestant.grids.items()):
             # The first values of all options are one run, not one for each.
             for value in values[: self.sizes.num_values][number > 0 :]:
                 options = best[1] | {name: value}
                 run = self.run(TUNING_SEED, options)
-                tried.append({**options, "validation": run.score, "epochs": run.num_epochs})
+                tried.append(
+                    {**options, "validation": run.score, "epochs": run.num_epochs}
+                )
                 best = max(best, (run.score, options), key=lambda each: each[0])
         return best[1], tried

@@ -26,7 +26,9 @@ def reliability(confidence, right, num_bins=NUM_BINS):
     Bin b has confidences in (b / num_bins, (b + 1) / num_bins]; empty ones have NaN.
     """
     bins = np.clip(np.ceil(confidence * num_bins).astype(int) - 1, 0, num_bins - 1)
-    rows, sums, hits = (np.bincount(bins, w, num_bins) for w in (np.ones(len(bins)), confidence, right))
+    rows, sums, hits = (
+        np.bincount(bins, w, num_bins) for w in (np.ones(len(bins)), confidence, right)
+    )
     with np.errstate(invalid="ignore"):
         return rows, sums / rows, hits / rows
 

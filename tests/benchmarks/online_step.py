@@ -87,7 +87,12 @@ def numba_ngvi(x, y, at_mean, expected, sums, errors):
 def numba_sva(x, y, at_mean, expected, sums, errors, eta):
     n, d = x.shape
     m, sigma = np.zeros(d, F), np.ones(d, F)
-    g, g_error, h, h_error = np.zeros(d, F), np.zeros(d, F), np.zeros(d, F), np.zeros(d, F)
+    g, g_error, h, h_error = (
+        np.zeros(d, F),
+        np.zeros(d, F),
+        np.zeros(d, F),
+        np.zeros(d, F),
+    )
     for t in range(n):
         at_mean[t], expected[t], slope, curvature = hinge(m, sigma, x[t], y[t])
         add(sums, errors, 0, at_mean[t])
@@ -111,7 +116,9 @@ def numba_svb(x, y, at_mean, expected, sums, errors, constant):
         rate = constant / F(math.sqrt(F(t + 1)))
         for j in range(d):
             m[j] -= rate * slope * x[t, j]
-            sigma[j] = shrink(sigma[j], HALF * rate * sigma[j] * curvature * x[t, j] * x[t, j])
+            sigma[j] = shrink(
+                sigma[j], HALF * rate * sigma[j] * curvature * x[t, j] * x[t, j]
+            )
     return m, sigma
 
 
@@ -125,13 +132,17 @@ RULES = {
 
 def hinge_model(x, y):
     """The hinge loss as a factor, for stock SVI."""
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1)
+    )
     numpyro.factor("hinge", -jnp.maximum(1.0 - y * (x @ theta), 0.0))
 
 
 def logistic_model(x, y):
     """A model with a named predictor, for gauss_hermite."""
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ theta)
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
@@ -157,12 +168,19 @@ def timed(functions, num_rounds, repeats):
             begin = time.perf_counter()
             jax.block_until_ready(fn())
             times[name].append(time.perf_counter() - begin)
-    return first, {name: 1e6 * float(np.median(v)) / num_rounds for name, v in times.items()}
+    return first, {
+        name: 1e6 * float(np.median(v)) / num_rounds for name, v in times.items()
+    }
 
 
 def time_svi(x, y, num_steps):
     """Microseconds of a jitted SVI.update called once per datum."""
-    svi = SVI(hinge_model, AutoDiagonalNormal(hinge_model), numpyro.optim.Adam(0.01), Trace_ELBO())
+    svi = SVI(
+        hinge_model,
+        AutoDiagonalNormal(hinge_model),
+        numpyro.optim.Adam(0.01),
+        Trace_ELBO(),
+    )
     state = svi.init(jax.random.key(0), x[0], y[0])
     update = jax.jit(svi.update)
     state, _ = update(state, x[0], y[0])
@@ -187,11 +205,18 @@ def measure(d, num_rounds, repeats, svi_steps):
         state = rule.init(prior)
 
         def compiled(rule=rule, state=state, name=name):
-            found[name] = nt.online.run(rule, nt.expectations.hinge(), state, device_x, device_y)
+            found[name] = nt.online.run(
+                rule, nt.expectations.hinge(), state, device_x, device_y
+            )
             return found[name]
 
         def by_numba(loop=loop, options=options, name=name):
-            buffers = [np.empty(num_rounds, F), np.empty(num_rounds, F), np.zeros(2, F), np.zeros(2, F)]
+            buffers = [
+                np.empty(num_rounds, F),
+                np.empty(num_rounds, F),
+                np.zeros(2, F),
+                np.zeros(2, F),
+            ]
             found[name, "numba"] = (*loop(x, y, *buffers, *options), buffers[1])
             return 0
 
@@ -199,9 +224,13 @@ def measure(d, num_rounds, repeats, svi_steps):
     logistic = nt.expectations.logistic()
     rule = nt.online.ngvi()
     state = rule.init(prior)
-    contestants["bare"] = lambda: nt.online.run(rule, logistic, state, device_x, device_y)
+    contestants["bare"] = lambda: nt.online.run(
+        rule, logistic, state, device_x, device_y
+    )
     guide = nt.guides.AutoOnlineDiagonalNormal(logistic_model)
-    online = nt.OnlineVI(logistic_model, guide, rule, nt.expectations.gauss_hermite(predictor="eta"))
+    online = nt.OnlineVI(
+        logistic_model, guide, rule, nt.expectations.gauss_hermite(predictor="eta")
+    )
     labels = (device_y > 0).astype(jnp.int32)
     begin = online.init(jax.random.key(0), device_x[:1], labels[:1])
     contestants["model"] = lambda: online.run(begin, device_x, labels)
@@ -221,7 +250,10 @@ def measure(d, num_rounds, repeats, svi_steps):
                 "first call, in steps": 1e6 * first[name] / median[name],
             }
         )
-    for label, name in (("NGVI, bare logistic, 20 nodes", "bare"), ("NGVI, model, 20 nodes", "model")):
+    for label, name in (
+        ("NGVI, bare logistic, 20 nodes", "bare"),
+        ("NGVI, model, 20 nodes", "model"),
+    ):
         model_rows.append(
             {
                 "rule": label,
@@ -237,10 +269,18 @@ def measure(d, num_rounds, repeats, svi_steps):
 def main():
     """Measure every dimension and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="short streams, d = 2 and 30")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the table")
+    parser.add_argument(
+        "--small", action="store_true", help="short streams, d = 2 and 30"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the table"
+    )
     options = parser.parse_args()
-    sizes = ((2, 2000), (30, 2000)) if options.small else ((2, 50_000), (30, 50_000), (54, 50_000), (1000, 5000))
+    sizes = (
+        ((2, 2000), (30, 2000))
+        if options.small
+        else ((2, 50_000), (30, 50_000), (54, 50_000), (1000, 5000))
+    )
     repeats = 3 if options.small else 15
     tables = [], []
     for d, num_rounds in sizes:
@@ -256,7 +296,9 @@ def main():
         table.to_csv(options.output / f"{name}_{python}.csv", index=False)
         print(table.to_string(index=False))
     (options.output / f"online_step_{python}.txt").write_text(
-        describe(f"d and rounds {list(sizes)}, median of {repeats} repeats, float32, numba {numba.__version__}")
+        describe(
+            f"d and rounds {list(sizes)}, median of {repeats} repeats, float32, numba {numba.__version__}"
+        )
     )
 
 

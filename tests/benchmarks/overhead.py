@@ -46,7 +46,10 @@ def work(model, data):
     """The two units of work with their arguments: one leapfrog evaluation, one SVI update."""
     update, state = svi_update(model, data)
     return {
-        "energy and gradient": (energy_and_gradient(model), (unconstrained_point(model, data), data)),
+        "energy and gradient": (
+            energy_and_gradient(model),
+            (unconstrained_point(model, data), data),
+        ),
         "SVI update": (update, (state, data)),
     }
 
@@ -64,7 +67,10 @@ def count(models, sizes):
                 "scaled": numpyro_scale(model, ALPHA),
             }
             alone = {k: flops(gradient(m), point, data) for k, m in contestants.items()}
-            both = {k: flops(energy_and_gradient(m), point, data) for k, m in contestants.items()}
+            both = {
+                k: flops(energy_and_gradient(m), point, data)
+                for k, m in contestants.items()
+            }
             svi = {}
             for k, m in contestants.items():
                 update, state = svi_update(m, data)
@@ -86,7 +92,10 @@ def count(models, sizes):
 
 def take_turns(contestants, num_rounds):
     """CPU seconds of each contestant in each round, ``{name: (num_rounds,)}``."""
-    calls = {name: jax.jit(fn).lower(*args).compile() for name, (fn, args) in contestants.items()}
+    calls = {
+        name: jax.jit(fn).lower(*args).compile()
+        for name, (fn, args) in contestants.items()
+    }
     names = list(calls)
 
     def turn(name, repeats):
@@ -122,7 +131,13 @@ def run_times(models, sizes, num_rounds, num_blocks):
             data = simulate(n)
             units = [work(m, data) for m in (model, model, nt.temper(model, ALPHA))]
             for unit in units[0]:
-                contestants = dict(zip(("plain", "again", "tempered"), (u[unit] for u in units), strict=True))
+                contestants = dict(
+                    zip(
+                        ("plain", "again", "tempered"),
+                        (u[unit] for u in units),
+                        strict=True,
+                    )
+                )
                 times = take_turns(contestants, num_rounds)
                 _, low, high = ratios(times, "again", "plain", num_blocks)
                 tempered, *_ = ratios(times, "tempered", "plain", num_blocks)
@@ -179,14 +194,19 @@ def trace_times(models, repeats):
 def marginalize_times(sizes, num_rounds, num_blocks, repeats):
     """Labels summed out by marginalize beside MixtureSameFamily, both tempered."""
     rows = []
-    tempered = {"mixture": nt.temper(mixture, ALPHA), "marginalize": nt.temper(nt.marginalize(labels), ALPHA)}
+    tempered = {
+        "mixture": nt.temper(mixture, ALPHA),
+        "marginalize": nt.temper(nt.marginalize(labels), ALPHA),
+    }
     lowered = lowering_times(tempered, simulate(1000), repeats)
     for n in sizes:
         data = simulate(n)
         units = {name: work(model, data) for name, model in tempered.items()}
         for unit in units["mixture"]:
             contestants = {name: parts[unit] for name, parts in units.items()}
-            counts = {name: flops(fn, *args) for name, (fn, args) in contestants.items()}
+            counts = {
+                name: flops(fn, *args) for name, (fn, args) in contestants.items()
+            }
             times = take_turns(contestants, num_rounds)
             rows.append(
                 {
@@ -204,10 +224,15 @@ def main():
     """Measure and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--small", action="store_true", help="one model, n = 1000, few rounds, nothing written by default"
+        "--small",
+        action="store_true",
+        help="one model, n = 1000, few rounds, nothing written by default",
     )
     parser.add_argument(
-        "--output", type=Path, default=None, help="folder for the tables; docs/results, or none if small"
+        "--output",
+        type=Path,
+        default=None,
+        help="folder for the tables; docs/results, or none if small",
     )
     options = parser.parse_args()
     models = {"location": WORKLOADS["location"]} if options.small else WORKLOADS
@@ -219,7 +244,9 @@ def main():
         "flops": lambda: count(models, sizes),
         "trace": lambda: trace_times(models, repeats),
         "time": lambda: run_times(models, sizes, num_rounds, num_blocks),
-        "marginalize": lambda: marginalize_times(sizes, num_rounds, num_blocks, repeats),
+        "marginalize": lambda: marginalize_times(
+            sizes, num_rounds, num_blocks, repeats
+        ),
     }
     for name, measure in tables.items():
         table = measure()

@@ -38,7 +38,10 @@ import numpyro_tempered as nt
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 LOGISTIC = nt.expectations.logistic()
 DAMPED, UNDAMPED = (nt.online.partitioned(LOGISTIC, damping=rho) for rho in (0.5, 1.0))
-STREAMS = {"merged once, ngvi(fisher)": nt.online.ngvi(curvature="fisher"), "merged once, rvga": nt.online.rvga()}
+STREAMS = {
+    "merged once, ngvi(fisher)": nt.online.ngvi(curvature="fisher"),
+    "merged once, rvga": nt.online.rvga(),
+}
 
 
 def standardise(x, num_train):
@@ -51,8 +54,13 @@ def standardise(x, num_train):
 def cover_type(folder, num_train, num_test):
     """Lodgepole pine against other trees."""
     with np.load(folder / "covtype.npz") as file:
-        at = np.random.default_rng(0).permutation(file["y"].size)[: num_train + num_test]
-        areas, soils = np.eye(4)[file["wilderness"][at] - 1], np.eye(40)[file["soil"][at] - 1]
+        at = np.random.default_rng(0).permutation(file["y"].size)[
+            : num_train + num_test
+        ]
+        areas, soils = (
+            np.eye(4)[file["wilderness"][at] - 1],
+            np.eye(40)[file["soil"][at] - 1],
+        )
         x = np.concatenate([file["numeric"][at].astype(float), areas, soils], axis=1)
         y = np.where(file["y"][at] == 2, 1.0, -1.0)
     return standardise(x, num_train), y, num_train
@@ -62,7 +70,11 @@ def breast_cancer(num_train):
     """Benign against malign, permuted by seed 0."""
     x, y = load_breast_cancer(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
-    return standardise(x[order], num_train), np.where(y[order] == 1, 1.0, -1.0), num_train
+    return (
+        standardise(x[order], num_train),
+        np.where(y[order] == 1, 1.0, -1.0),
+        num_train,
+    )
 
 
 class Problem:
@@ -80,7 +92,10 @@ class Problem:
         self.batch = nt.descent.minimise(f, init, tolerance=1e-3, max_evaluations=300)
         self.mode, precision = mode("logistic", self.x, self.y)
         self.half = np.linalg.cholesky(precision)
-        self.loc, self.root = np.asarray(self.batch.posterior.loc), np.asarray(self.batch.posterior.factor)
+        self.loc, self.root = (
+            np.asarray(self.batch.posterior.loc),
+            np.asarray(self.batch.posterior.factor),
+        )
 
     def shards(self, num_parts):
         """Rows of each machine."""
@@ -95,7 +110,11 @@ class Problem:
         x, y = self.test
         distance = np.sum(np.linalg.solve(self.root, loc - self.loc) ** 2) / self.d
         of_mode = np.sum((self.half.T @ (loc - self.mode)) ** 2) / self.d
-        return {"distance": distance, "of mode": of_mode, "loss": np.mean(np.logaddexp(0.0, -y * (x @ loc)))}
+        return {
+            "distance": distance,
+            "of mode": of_mode,
+            "loss": np.mean(np.logaddexp(0.0, -y * (x @ loc))),
+        }
 
 
 def merged_once(problem, num_parts):
@@ -107,7 +126,15 @@ def merged_once(problem, num_parts):
             state, _ = nt.online.run(rule, LOGISTIC, start, *shard)
             total = state if total is None else nt.online.merge(rule, total, state)
         size = num_parts * len(nt.online.to_bytes(total)) / 1e6
-        rows.append({"way": way, "round": 1, "up": size, "down": 0.0, **problem.score(total.posterior)})
+        rows.append(
+            {
+                "way": way,
+                "round": 1,
+                "up": size,
+                "down": 0.0,
+                **problem.score(total.posterior),
+            }
+        )
     return rows
 
 
@@ -132,8 +159,16 @@ def rounds(problem, num_parts, way, pvi, num_rounds, *, sequential=False):
         if not sequential:
             state = pvi.combine(state, [factor.change for factor in factors])
         kl = float(nt.families.family_of(before).kl(before, problem.prior))
-        row = {"way": way, "round": number, "elbo": -expected - kl, "up": number * up, "down": number * down}
-        rows.append({**row, "rejected": int(state.rejected), **problem.score(state.posterior)})
+        row = {
+            "way": way,
+            "round": number,
+            "elbo": -expected - kl,
+            "up": number * up,
+            "down": number * down,
+        }
+        rows.append(
+            {**row, "rejected": int(state.rejected), **problem.score(state.posterior)}
+        )
     return rows
 
 
@@ -158,8 +193,16 @@ def asynchronous(problem, num_parts, pvi, num_rounds):
         late.append(arrived - read)
         arrived += 1
         if arrived % num_parts == 0:
-            row = {"way": "asynchronous, .5", "round": arrived // num_parts, "up": arrived * up}
-            row |= {"down": (arrived + num_parts) * down, "late": np.mean(late), "rejected": int(state.rejected)}
+            row = {
+                "way": "asynchronous, .5",
+                "round": arrived // num_parts,
+                "up": arrived * up,
+            }
+            row |= {
+                "down": (arrived + num_parts) * down,
+                "late": np.mean(late),
+                "rejected": int(state.rejected),
+            }
             rows.append({**row, **problem.score(state.posterior)})
             late = []
         start(k, now)
@@ -174,18 +217,31 @@ def draw(table, path):
     import matplotlib.pyplot as plt
 
     numbers = sorted(table["K"].unique())
-    figure, axes = plt.subplots(1, len(numbers), figsize=(3.2 * len(numbers), 3.4), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(numbers), figsize=(3.2 * len(numbers), 3.4), sharey=True, squeeze=False
+    )
     for axis, number in zip(axes[0], numbers, strict=True):
         part = table[table["K"] == number]
         for place, way in enumerate(part["way"].unique()):
             rows = part[part["way"] == way]
             if way in STREAMS:
                 style = "--" if "ngvi" in way else ":"
-                axis.axhline(rows["distance"].iloc[0], color="k", linestyle=style, label=way)
+                axis.axhline(
+                    rows["distance"].iloc[0], color="k", linestyle=style, label=way
+                )
             else:
-                axis.plot(rows["round"], rows["distance"], "o-", markersize=3, color=f"C{place}", label=way)
+                axis.plot(
+                    rows["round"],
+                    rows["distance"],
+                    "o-",
+                    markersize=3,
+                    color=f"C{place}",
+                    label=way,
+                )
         axis.axhline(1.0, color="0.8", zorder=0)
-        axis.set(yscale="log", ylim=(1e-4, 1e4), xlabel="round", title=f"{number} machines")
+        axis.set(
+            yscale="log", ylim=(1e-4, 1e4), xlabel="round", title=f"{number} machines"
+        )
     axes[0, 0].set_ylabel("squared distance to the batch posterior / d")
     axes[0, -1].legend(fontsize=6)
     figure.tight_layout()
@@ -197,7 +253,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="few rows and machines")
     parser.add_argument("--data-dir", type=Path, help="folder with covtype.npz")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the results")
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the results"
+    )
     options = parser.parse_args()
     if options.small and options.output.resolve() == DOCS:
         parser.error("--small needs an --output other than the committed results")
@@ -206,27 +264,50 @@ def main():
     warnings.simplefilter("ignore", nt.online.StreamWarning)
     large = options.data_dir is not None and not options.small
     data = cover_type(options.data_dir, 60_000, 20_000) if large else breast_cancer(400)
-    num_rounds, numbers = (10, (2, 8, 32, 128)) if large else (3, (2,) if options.small else (2, 8))
+    num_rounds, numbers = (
+        (10, (2, 8, 32, 128)) if large else (3, (2,) if options.small else (2, 8))
+    )
     problem = Problem(*data)
     rows = []
     for number in numbers:
         found = merged_once(problem, number)
         found += rounds(problem, number, "synchronous, .5", DAMPED, num_rounds)
         found += rounds(problem, number, "synchronous, undamped", UNDAMPED, num_rounds)
-        found += rounds(problem, number, "sequential, undamped", UNDAMPED, num_rounds, sequential=True)
+        found += rounds(
+            problem,
+            number,
+            "sequential, undamped",
+            UNDAMPED,
+            num_rounds,
+            sequential=True,
+        )
         found += asynchronous(problem, number, DAMPED, num_rounds)
         rows += [{"K": number, **row} for row in found]
-        print(pd.DataFrame(found).to_string(index=False, float_format=lambda v: f"{v:.4g}"), flush=True)
+        print(
+            pd.DataFrame(found).to_string(
+                index=False, float_format=lambda v: f"{v:.4g}"
+            ),
+            flush=True,
+        )
     table = pd.DataFrame(rows)
     options.output.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.output / "partitioned.csv", index=False, float_format="%.5g")
     draw(table, options.output / "partitioned.png")
     x, y = problem.test
-    text = describe(f"{len(problem.y)} rows, {len(y)} held out, d = {problem.d}; float64; {num_rounds} rounds")
+    text = describe(
+        f"{len(problem.y)} rows, {len(y)} held out, d = {problem.d}; float64; {num_rounds} rounds"
+    )
     batch = np.mean(np.logaddexp(0.0, -y * (x @ problem.loc)))
-    text += f"log loss of the held-out rows at the batch posterior's mean: {batch:.5f}\n"
-    evaluations, rest = int(problem.batch.num_evaluations), float(problem.batch.stationarity)
-    text += f"{evaluations} evaluations of the batch fit, stationarity {rest:.2g} nats\n"
+    text += (
+        f"log loss of the held-out rows at the batch posterior's mean: {batch:.5f}\n"
+    )
+    evaluations, rest = (
+        int(problem.batch.num_evaluations),
+        float(problem.batch.stationarity),
+    )
+    text += (
+        f"{evaluations} evaluations of the batch fit, stationarity {rest:.2g} nats\n"
+    )
     last = table[table["round"].isin([1, 2, 3, 5, 10])]
     (options.output / "partitioned.txt").write_text(
         text + last.to_string(index=False, float_format=lambda v: f"{v:.4g}") + "\n"

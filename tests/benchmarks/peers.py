@@ -83,7 +83,12 @@ def numba_rank_one(x, y):
 
 def svi_contestants(x, y, num_steps):
     """A jitted SVI.update called once per datum, and the same inside one scan."""
-    svi = SVI(logistic_model, AutoDiagonalNormal(logistic_model), numpyro.optim.Adam(0.01), Trace_ELBO())
+    svi = SVI(
+        logistic_model,
+        AutoDiagonalNormal(logistic_model),
+        numpyro.optim.Adam(0.01),
+        Trace_ELBO(),
+    )
     start = svi.init(jax.random.key(0), x[:1], y[:1])
     host_x, host_y = np.asarray(x), np.asarray(y)
     update = jax.jit(svi.update)
@@ -96,7 +101,11 @@ def svi_contestants(x, y, num_steps):
 
     @jax.jit
     def scanned(state):
-        return jax.lax.scan(lambda s, row: svi.update(s, row[0], row[1]), state, (x[:, None], y[:, None]))
+        return jax.lax.scan(
+            lambda s, row: svi.update(s, row[0], row[1]),
+            state,
+            (x[:, None], y[:, None]),
+        )
 
     return per_datum, lambda: scanned(start)
 
@@ -106,18 +115,24 @@ def blackjax_contestant(x, y):
 
     def log_density(theta, row, label):
         logits = row @ theta
-        return label * logits - jax.nn.softplus(logits) - 0.5 * jnp.sum(jnp.square(theta)) / len(x)
+        return (
+            label * logits
+            - jax.nn.softplus(logits)
+            - 0.5 * jnp.sum(jnp.square(theta)) / len(x)
+        )
 
     optimizer = optax.adam(0.01)
 
     def step(state, row):
-        algorithm = blackjax.meanfield_vi(lambda theta: log_density(theta, *row[1:]), optimizer, num_samples=1)
+        algorithm = blackjax.meanfield_vi(
+            lambda theta: log_density(theta, *row[1:]), optimizer, num_samples=1
+        )
         state, info = algorithm.step(row[0], state)
         return state, info.elbo
 
-    start = blackjax.meanfield_vi(lambda theta: log_density(theta, x[0], y[0]), optimizer).init(
-        jnp.zeros(x.shape[1])
-    )
+    start = blackjax.meanfield_vi(
+        lambda theta: log_density(theta, x[0], y[0]), optimizer
+    ).init(jnp.zeros(x.shape[1]))
     keys = jax.random.split(jax.random.key(0), len(x))
     run = jax.jit(lambda state: jax.lax.scan(step, state, (keys, x, y)))
     return lambda: run(start)
@@ -148,8 +163,12 @@ def our_calls(x, y, online, num_steps):
         return state
 
     found = {
-        "nt.online.update, logistic, mean field": bare(nt.online.rvga(), logistic, field),
-        "nt.online.update, squared, mean field": bare(nt.online.rvga(), nt.expectations.squared(), field),
+        "nt.online.update, logistic, mean field": bare(
+            nt.online.rvga(), logistic, field
+        ),
+        "nt.online.update, squared, mean field": bare(
+            nt.online.rvga(), nt.expectations.squared(), field
+        ),
         "OnlineVI.update, logistic model": model,
     }
     if d <= 100:
@@ -180,7 +199,9 @@ def river_contestants(x, y, num_steps):
     }
     if x.shape[1] <= 100:
         # It stores a covariance in dictionaries: minutes a run at d = 1000.
-        found["river BayesianLinearRegression"] = learn(linear_model.BayesianLinearRegression, targets)
+        found["river BayesianLinearRegression"] = learn(
+            linear_model.BayesianLinearRegression, targets
+        )
     return found
 
 
@@ -217,46 +238,81 @@ def measure(d, num_rounds, repeats, slow_steps):
         )
         return 0
 
-    contestants["numba, NGVI, hinge"], steps["numba, NGVI, hinge"] = by_numba, num_rounds
+    contestants["numba, NGVI, hinge"], steps["numba, NGVI, hinge"] = (
+        by_numba,
+        num_rounds,
+    )
     if d <= 100:
         compiled(
-            "NGVI, full covariance", nt.online.ngvi(), squared, nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
+            "NGVI, full covariance",
+            nt.online.ngvi(),
+            squared,
+            nt.families.FullRank(jnp.zeros(d), jnp.eye(d)),
         )
 
         def rank_one():
             found["rank one"] = numba_rank_one(host_x, host_y)
             return 0
 
-        contestants["numba, full covariance"], steps["numba, full covariance"] = rank_one, num_rounds
+        contestants["numba, full covariance"], steps["numba, full covariance"] = (
+            rank_one,
+            num_rounds,
+        )
     guide = nt.guides.AutoOnlineDiagonalNormal(logistic_model)
-    online = nt.OnlineVI(logistic_model, guide, rule, nt.expectations.gauss_hermite(predictor="eta"))
+    online = nt.OnlineVI(
+        logistic_model, guide, rule, nt.expectations.gauss_hermite(predictor="eta")
+    )
     begin = online.init(jax.random.key(0), x[:1], labels[:1])
-    implicit = nt.OnlineVI(logistic_model, nt.guides.AutoOnlineDiagonalNormal, expectation=online.expectation)
+    implicit = nt.OnlineVI(
+        logistic_model,
+        nt.guides.AutoOnlineDiagonalNormal,
+        expectation=online.expectation,
+    )
     first = implicit.init(jax.random.key(0), x[:1], labels[:1])
     contestants["NGVI, NumPyro model"] = lambda: online.run(begin, x, labels)
     contestants["R-VGA, NumPyro model"] = lambda: implicit.run(first, x, labels)
     steps |= dict.fromkeys(["NGVI, NumPyro model", "R-VGA, NumPyro model"], num_rounds)
     per_datum, scanned = svi_contestants(x, labels, slow_steps)
     contestants["NumPyro SVI, scan"], steps["NumPyro SVI, scan"] = scanned, num_rounds
-    contestants["blackjax meanfield_vi, scan"] = blackjax_contestant(x, labels.astype(jnp.float32))
+    contestants["blackjax meanfield_vi, scan"] = blackjax_contestant(
+        x, labels.astype(jnp.float32)
+    )
     steps["blackjax meanfield_vi, scan"] = num_rounds
-    calls = {"jit(SVI.update)": per_datum, **our_calls(host_x, host_y, online, slow_steps)}
+    calls = {
+        "jit(SVI.update)": per_datum,
+        **our_calls(host_x, host_y, online, slow_steps),
+    }
     calls |= river_contestants(host_x, host_y, slow_steps)
     contestants |= calls
     steps |= dict.fromkeys(calls, slow_steps)
     _, median = timed(contestants, 1, repeats)
     ours = {name: median[name] / steps[name] for name in contestants}
     if d <= 100:
-        posterior, m, root = found["NGVI, full covariance"][0].posterior, *found["rank one"][:2]
+        posterior, m, root = (
+            found["NGVI, full covariance"][0].posterior,
+            *found["rank one"][:2],
+        )
         np.testing.assert_allclose(posterior.loc, m, rtol=5e-3, atol=5e-4)
-        np.testing.assert_allclose(posterior.factor @ posterior.factor.T, root @ root.T, rtol=5e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            posterior.factor @ posterior.factor.T, root @ root.T, rtol=5e-3, atol=1e-5
+        )
     # Each against the one of ours that does its work.
-    reference = dict.fromkeys(["NumPyro SVI, scan", "blackjax meanfield_vi, scan"], "NGVI, NumPyro model")
-    reference |= {"numba, NGVI, hinge": "NGVI, hinge", "numba, full covariance": "NGVI, full covariance"}
+    reference = dict.fromkeys(
+        ["NumPyro SVI, scan", "blackjax meanfield_vi, scan"], "NGVI, NumPyro model"
+    )
+    reference |= {
+        "numba, NGVI, hinge": "NGVI, hinge",
+        "numba, full covariance": "NGVI, full covariance",
+    }
     reference["NGVI, NumPyro model"] = "NGVI, hinge"
     reference["R-VGA, NumPyro model"] = "NGVI, NumPyro model"
     loops = [
-        {"d": d, "contestant": name, "beside": mate, "time / time": ours[name] / ours[mate]}
+        {
+            "d": d,
+            "contestant": name,
+            "beside": mate,
+            "time / time": ours[name] / ours[mate],
+        }
         for name, mate in reference.items()
         if name in ours
     ]
@@ -277,16 +333,30 @@ def one_pass(num_rounds):
 def main():
     """Measure and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="short streams, d = 2 and 30")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the tables")
+    parser.add_argument(
+        "--small", action="store_true", help="short streams, d = 2 and 30"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the tables"
+    )
     options = parser.parse_args()
-    sizes = [(2, 1000), (30, 1000)] if options.small else [(2, 20_000), (30, 20_000), (54, 20_000), (1000, 2000)]
+    sizes = (
+        [(2, 1000), (30, 1000)]
+        if options.small
+        else [(2, 20_000), (30, 20_000), (54, 20_000), (1000, 2000)]
+    )
     repeats, slow_steps = (2, 50) if options.small else (9, 500)
-    loops, calls = zip(*(measure(d, n, repeats, slow_steps) for d, n in sizes), strict=True)
-    table, by_call = (pd.DataFrame([row for rows in part for row in rows]) for part in (loops, calls))
+    loops, calls = zip(
+        *(measure(d, n, repeats, slow_steps) for d, n in sizes), strict=True
+    )
+    table, by_call = (
+        pd.DataFrame([row for rows in part for row in rows]) for part in (loops, calls)
+    )
     by_call = by_call.pivot_table(index="call", columns="d", values="us", sort=False)
     by_call = by_call.map(lambda us: float(f"{us:.2g}")).reset_index()
-    table = table.pivot_table(index=["contestant", "beside"], columns="d", values="time / time", sort=False)
+    table = table.pivot_table(
+        index=["contestant", "beside"], columns="d", values="time / time", sort=False
+    )
     table = table.map(lambda ratio: float(f"{ratio:.3g}")).reset_index()
     num_rounds = 20_000 if options.small else 581_012
     seconds = one_pass(num_rounds)

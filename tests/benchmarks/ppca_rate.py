@@ -50,7 +50,9 @@ DOCS = ROOT / "docs" / "results"
 ALPHA, DELTA = 0.5, 0.05
 LARGEST, NUM_DRAWS = 6, 100
 # The mean is 0 to 1e-4 and the noise 1 to 1e-4.
-KNOWN = nt.ppca.prior()._replace(mean_scale=1e-4, noise_shape=1e8, noise_rate=1e8, loading_precision=1.0)
+KNOWN = nt.ppca.prior()._replace(
+    mean_scale=1e-4, noise_shape=1e8, noise_rate=1e8, loading_precision=1.0
+)
 MODELS = {"W alone": {"prior": KNOWN, "ard": False}, "defaults": {}}
 WEAK = 0.36
 CELL = ["model", "factors", "d", "K0"]
@@ -73,8 +75,13 @@ def integrate(seed, fit, truth):
     """The integral of D_1/2(P_theta, P0) against the posterior, by draws."""
     draws = nt.ppca.sample_posterior(jax.random.key(seed), fit, NUM_DRAWS)
     mean, loadings, precision = (np.asarray(part, np.float64) for part in draws)
-    cov = loadings @ np.swapaxes(loadings, -1, -2) + np.eye(len(truth.cov)) / precision[:, None, None]
-    return nt.bounds.renyi_gaussian(ALPHA, mean, cov, np.zeros(len(truth.cov)), truth.cov).mean()
+    cov = (
+        loadings @ np.swapaxes(loadings, -1, -2)
+        + np.eye(len(truth.cov)) / precision[:, None, None]
+    )
+    return nt.bounds.renyi_gaussian(
+        ALPHA, mean, cov, np.zeros(len(truth.cov)), truth.cov
+    ).mean()
 
 
 def run(seed, d, true, size, num_data):
@@ -111,16 +118,27 @@ def study(cells, sizes, num_seeds):
         log_weight = -(true + 1) * np.log(2.0)
         for n in sizes:
             rng = np.random.default_rng([d, true])
-            bound = oracles.bound(ALPHA, rng, oracles.make_truth(rng, d, true, size), n, log_weight)
+            bound = oracles.bound(
+                ALPHA, rng, oracles.make_truth(rng, d, true, size), n, log_weight
+            )
             theory = {"rate": d * true * np.log(d * n) / n}
             for seed in range(num_seeds):
                 for found in run(seed, d, true, size, n):
                     alone = found["model"] == "W alone"
                     theory["bound"] = bound if alone else np.nan
                     theory["limit"] = oracles.limit(ALPHA, d, true, size, alone) / n
-                    cell = {"factors": factors, "d": d, "K0": true, "n": n, "seed": seed}
+                    cell = {
+                        "factors": factors,
+                        "d": d,
+                        "K0": true,
+                        "n": n,
+                        "seed": seed,
+                    }
                     rows.append({**cell, **found, **theory})
-        print(f"{factors}, d = {d}, K0 = {true}: {time.perf_counter() - start:.0f} s", flush=True)
+        print(
+            f"{factors}, d = {d}, K0 = {true}: {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
     return pd.DataFrame(rows)
 
 
@@ -134,10 +152,22 @@ def summarise(runs):
         ratio=runs["divergence"] / runs["rate"],
     )
     groups = runs.groupby([*CELL, "n"], sort=False)
-    shown = [*MEASURES, "bound", "limit", "rate", "ratio", "broken", "K_right", "K_more", "K_right_at_one"]
+    shown = [
+        *MEASURES,
+        "bound",
+        "limit",
+        "rate",
+        "ratio",
+        "broken",
+        "K_right",
+        "K_more",
+        "K_right_at_one",
+    ]
     table = groups[shown].mean()
     for name in ("divergence", "ratio"):
-        table.insert(list(table.columns).index(name) + 1, f"{name}_se", groups[name].sem())
+        table.insert(
+            list(table.columns).index(name) + 1, f"{name}_se", groups[name].sem()
+        )
     return table.reset_index()
 
 
@@ -156,7 +186,9 @@ def slopes_of_cells(runs, table):
     lines = []
     for cell, part in runs.groupby(CELL, sort=False):
         means = table[(table[CELL] == list(cell)).all(axis=1)].set_index("n")
-        ((slope, error),) = least_squares([np.log(part["n"])], np.log(part["divergence"]))
+        ((slope, error),) = least_squares(
+            [np.log(part["n"])], np.log(part["divergence"])
+        )
         least, most = means.index.min(), means.index.max()
         last = means.loc[most]
         lines.append(
@@ -182,8 +214,13 @@ def slopes(runs, least):
     On log n, log d and log K0; on the log rate alone; on log n and the log of the number of parameters.
     """
     lines = []
-    for model, part in runs[(runs["factors"] == "strong") & (runs["n"] >= least)].groupby("model", sort=False):
-        logs = {name: np.log(part[name].to_numpy(float)) for name in ("n", "d", "K0", "rate")}
+    for model, part in runs[
+        (runs["factors"] == "strong") & (runs["n"] >= least)
+    ].groupby("model", sort=False):
+        logs = {
+            name: np.log(part[name].to_numpy(float))
+            for name in ("n", "d", "K0", "rate")
+        }
         parameters = oracles.count_parameters(part["d"], part["K0"])
         if model == "defaults":
             parameters = parameters + part["d"] + 1
@@ -191,9 +228,13 @@ def slopes(runs, least):
             values = np.log(part[name].to_numpy())
             found = least_squares([logs["n"], logs["d"], logs["K0"]], values)
             found += least_squares([logs["rate"]], values)
-            found += least_squares([np.log(parameters.to_numpy(float)), logs["n"]], values)[:1]
+            found += least_squares(
+                [np.log(parameters.to_numpy(float)), logs["n"]], values
+            )[:1]
             line = {"model": model, "n from": least, "of": name}
-            for label, (value, error) in zip(("n", "d", "K0", "rate", "parameters"), found, strict=True):
+            for label, (value, error) in zip(
+                ("n", "d", "K0", "rate", "parameters"), found, strict=True
+            ):
                 line[label] = f"{value:.3f} ({error:.3f})"
             lines.append(line)
     return pd.DataFrame(lines)
@@ -239,20 +280,47 @@ def draw_against_n(ax, part, colours):
     }
     for true, rows in part.groupby("K0"):
         for name, (style, _) in styles.items():
-            ax.plot(rows["n"], rows[name], style, color=colours[true], markersize=4.5, linewidth=1.2)
+            ax.plot(
+                rows["n"],
+                rows[name],
+                style,
+                color=colours[true],
+                markersize=4.5,
+                linewidth=1.2,
+            )
     handles = [
-        Line2D([], [], color=colours[true], linewidth=4, label=f"K0 = {true}") for true in part["K0"].unique()
+        Line2D([], [], color=colours[true], linewidth=4, label=f"K0 = {true}")
+        for true in part["K0"].unique()
     ]
     for style, label in styles.values():
         line = style.lstrip("ox^")
         marker = style[0] if style[0] in "ox^" else None
-        handles.append(Line2D([], [], color="0.3", linestyle=line, marker=marker, markersize=4.5, label=label))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color="0.3",
+                linestyle=line,
+                marker=marker,
+                markersize=4.5,
+                label=label,
+            )
+        )
     rows = part[part["K0"] == part["K0"].min()]
     ax.plot(
-        rows["n"], 0.4 * rows["divergence"].iloc[-1] * rows["n"].iloc[-1] / rows["n"], color="0.7", linewidth=1
+        rows["n"],
+        0.4 * rows["divergence"].iloc[-1] * rows["n"].iloc[-1] / rows["n"],
+        color="0.7",
+        linewidth=1,
     )
     handles.append(Line2D([], [], color="0.7", linewidth=1, label="slope -1"))
-    ax.set(xscale="log", yscale="log", xlabel="n", ylabel="nats a datum", title="d = 10, W alone")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="n",
+        ylabel="nats a datum",
+        title="d = 10, W alone",
+    )
     low, high = ax.get_ylim()
     ax.set_ylim(low, high * 4)
     ax.legend(handles=handles, frameon=False, fontsize=8, ncols=2, loc="upper right")
@@ -273,22 +341,32 @@ def draw_ratios(ax, part, colours, markers):
             linewidth=1,
         )
     handles = [
-        Line2D([], [], color=colours[true], linewidth=4, label=f"K0 = {true}") for true in part["K0"].unique()
+        Line2D([], [], color=colours[true], linewidth=4, label=f"K0 = {true}")
+        for true in part["K0"].unique()
     ]
     handles += [
-        Line2D([], [], color="0.3", marker=markers[d], linestyle="", label=f"d = {d}") for d in part["d"].unique()
+        Line2D([], [], color="0.3", marker=markers[d], linestyle="", label=f"d = {d}")
+        for d in part["d"].unique()
     ]
     handles += [
         Line2D([], [], color="0.3", linestyle=line, label=model)
         for model, line in (("W alone", "-"), ("defaults", ":"))
     ]
-    ax.set(xscale="log", yscale="log", xlabel="n", title="divergence / (d K0 log(d n) / n)")
+    ax.set(
+        xscale="log", yscale="log", xlabel="n", title="divergence / (d K0 log(d n) / n)"
+    )
     low, high = ax.get_ylim()
     ax.set_ylim(low, high * 2.5)
     ax.legend(handles=handles, frameon=False, fontsize=8, ncols=3, loc="upper right")
     missed = part[part["K_right"] < 0.5]
     for _, row in missed.iterrows():
-        ax.annotate("K missed", (row["n"], row["ratio"]), (6, 3), textcoords="offset points", fontsize=8)
+        ax.annotate(
+            "K missed",
+            (row["n"], row["ratio"]),
+            (6, 3),
+            textcoords="offset points",
+            fontsize=8,
+        )
 
 
 def draw_against_size(ax, part):
@@ -301,10 +379,20 @@ def draw_against_size(ax, part):
         ("likelihood", "x", "maximum likelihood", 1.0),
     ):
         ax.plot(shift * x, part[name], style, markersize=5, label=label)
-    ax.plot(x, part["limit"], "_", color="black", markersize=14, label="limit, alpha = 1/2")
+    ax.plot(
+        x, part["limit"], "_", color="black", markersize=14, label="limit, alpha = 1/2"
+    )
     line = np.array([x.min(), x.max()])
-    ax.plot(line, 0.6 * line * part["divergence"].min() / x.min(), color="0.7", linewidth=1, label="slope 1")
-    ax.set(xscale="log", yscale="log", xlabel="d K0", ylabel="D of order 1/2, nats a datum")
+    ax.plot(
+        line,
+        0.6 * line * part["divergence"].min() / x.min(),
+        color="0.7",
+        linewidth=1,
+        label="slope 1",
+    )
+    ax.set(
+        xscale="log", yscale="log", xlabel="d K0", ylabel="D of order 1/2, nats a datum"
+    )
     ax.set(title=f"n = {part['n'].iloc[0]}, W alone, nine pairs (d, K0)")
     ticks = sorted(set(x))
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -314,7 +402,9 @@ def draw_against_size(ax, part):
 
 def draw_weak(ax, part):
     """Weak factors: divergence, certificate and rate, and the share of data sets where K is right."""
-    for (model, rows), colour in zip(part.groupby("model", sort=False), ("C0", "C3"), strict=True):
+    for (model, rows), colour in zip(
+        part.groupby("model", sort=False), ("C0", "C3"), strict=True
+    ):
         label = f"divergence, {model}"
         ax.errorbar(
             rows["n"],
@@ -339,10 +429,29 @@ def draw_weak(ax, part):
             )
         if model == "W alone":
             ax.plot(
-                rows["n"], rows["certificate"], "^-", color="0.4", markersize=4.5, label="certificate, W alone"
+                rows["n"],
+                rows["certificate"],
+                "^-",
+                color="0.4",
+                markersize=4.5,
+                label="certificate, W alone",
             )
-            ax.plot(rows["n"], rows["limit"], "_", color="C0", markersize=14, label="limit, W alone")
-            ax.plot(rows["n"], rows["rate"], "--", color="0.4", linewidth=1, label="d K0 log(d n) / n")
+            ax.plot(
+                rows["n"],
+                rows["limit"],
+                "_",
+                color="C0",
+                markersize=14,
+                label="limit, W alone",
+            )
+            ax.plot(
+                rows["n"],
+                rows["rate"],
+                "--",
+                color="0.4",
+                linewidth=1,
+                label="d K0 log(d n) / n",
+            )
     ax.text(0.02, 0.15, "data sets with K = 2:", fontsize=8, transform=ax.transAxes)
     ax.set(xscale="log", yscale="log", xlabel="n", ylabel="nats a datum")
     ax.set(title=f"weak factors: d = 10, K0 = 2, variances {WEAK}, noise 1")
@@ -354,8 +463,12 @@ def draw_weak(ax, part):
 def main():
     """Run all cells, write tables, slopes and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="four cells, n = 100 and 200, two seeds")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for tables and figure")
+    parser.add_argument(
+        "--small", action="store_true", help="four cells, n = 100 and 200, two seeds"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for tables and figure"
+    )
     options = parser.parse_args()
     if options.small and options.output.resolve() == DOCS:
         parser.error("--small needs an --output other than the committed results")
@@ -365,18 +478,26 @@ def main():
         cells = [("strong", 5, 1), ("strong", 5, 2), ("strong", 10, 2), ("weak", 10, 2)]
     else:
         sizes, num_seeds = (100, 250, 640, 1600, 4000, 10_000), 25
-        cells = [("strong", d, true) for d in (5, 10, 20) for true in (1, 2, 4)] + [("weak", 10, 2)]
+        cells = [("strong", d, true) for d in (5, 10, 20) for true in (1, 2, 4)] + [
+            ("weak", 10, 2)
+        ]
     start = time.perf_counter()
     options.output.mkdir(parents=True, exist_ok=True)
     runs = study(cells, sizes, num_seeds)
     table = summarise(runs)
     lines = slopes_of_cells(runs, table)
     table.to_csv(options.output / "ppca_rate.csv", index=False, float_format="%.4g")
-    lines.to_csv(options.output / "ppca_rate_cells.csv", index=False, float_format="%.3g")
+    lines.to_csv(
+        options.output / "ppca_rate_cells.csv", index=False, float_format="%.3g"
+    )
     broken = int(np.sum(runs["divergence"] > runs["certificate"]))
-    found = pd.concat([slopes(runs, least) for least in (sizes[0], sizes[len(sizes) // 2])])
+    found = pd.concat(
+        [slopes(runs, least) for least in (sizes[0], sizes[len(sizes) // 2])]
+    )
     text = [
-        describe(f"n = {list(sizes)}, {num_seeds} seeds each, {NUM_DRAWS} draws of theta; float64").rstrip(),
+        describe(
+            f"n = {list(sizes)}, {num_seeds} seeds each, {NUM_DRAWS} draws of theta; float64"
+        ).rstrip(),
         f"runs: {len(runs)}, divergence above its certificate in {broken}",
         "slope of log(ratio) on log(log(d n)) within the strong cells, W alone: {:.3f} +- {:.3f}".format(
             *slope_of_ratio(runs)

@@ -23,13 +23,19 @@ D = 10
 ALPHAS = (0.5, 0.9, 1.0)
 # Standard deviations of the factors; those of the noise are 1. A factor of variance v stands out of the noise of
 # n rows, in the limit of many columns, where v > sqrt(D / n): .45, .32, .18, .10 and .06 for the n below.
-SETTINGS = {"3 strong": (3.0, 2.0, 1.5), "2 strong, 2 weak": (3.0, 2.0, 0.6, 0.5), "none": ()}
+SETTINGS = {
+    "3 strong": (3.0, 2.0, 1.5),
+    "2 strong, 2 weak": (3.0, 2.0, 0.6, 0.5),
+    "none": (),
+}
 
 
 def data(seed, n, scales):
     rng = np.random.default_rng(seed)
     directions = np.linalg.qr(rng.normal(size=(D, D)))[0][:, : len(scales)]
-    return rng.normal(size=(n, len(scales))) * scales @ directions.T + rng.normal(size=(n, D))
+    return rng.normal(size=(n, len(scales))) * scales @ directions.T + rng.normal(
+        size=(n, D)
+    )
 
 
 def bic(x, k):
@@ -37,7 +43,16 @@ def bic(x, k):
     n, d = x.shape
     values = np.linalg.eigvalsh(np.cov(x.T, bias=True))[::-1]
     noise = values[k:].mean()
-    log_lik = -0.5 * n * (d * np.log(2 * np.pi) + np.log(values[:k]).sum() + (d - k) * np.log(noise) + d)
+    log_lik = (
+        -0.5
+        * n
+        * (
+            d * np.log(2 * np.pi)
+            + np.log(values[:k]).sum()
+            + (d - k) * np.log(noise)
+            + d
+        )
+    )
     return log_lik - 0.5 * (d * k - k * (k - 1) / 2 + d + 1) * np.log(n)
 
 
@@ -46,12 +61,19 @@ def choices(key, x, orders):
     row, margins = {}, {}
     for alpha in ALPHAS:
         chosen = ppca.select_num_factors(key, x, orders, nt.dyadic, alpha=alpha)
-        row[f"ELBO {alpha:g}"], margins[f"margin {alpha:g}"] = chosen.selected, chosen.margin
+        row[f"ELBO {alpha:g}"], margins[f"margin {alpha:g}"] = (
+            chosen.selected,
+            chosen.margin,
+        )
         if not chosen.converged.all():
             raise RuntimeError("a fit has not converged")
-    row["ELBO 1, no ARD"] = ppca.select_num_factors(key, x, orders, nt.dyadic, ard=False).selected
+    row["ELBO 1, no ARD"] = ppca.select_num_factors(
+        key, x, orders, nt.dyadic, ard=False
+    ).selected
     largest = max(orders)
-    row["ARD"] = ppca.num_occupied(ppca.fit(key, x, num_factors=largest, num_restarts=2 * largest))
+    row["ARD"] = ppca.num_occupied(
+        ppca.fit(key, x, num_factors=largest, num_restarts=2 * largest)
+    )
     row["Minka"] = PCA(n_components="mle").fit(x).n_components_
     row["BIC"] = orders[int(np.argmax([bic(x, k) for k in orders]))]
     return row, margins
@@ -62,8 +84,19 @@ def synthetic(sizes, num_seeds):
     for setting, scales in SETTINGS.items():
         for n in sizes:
             for seed in range(num_seeds):
-                row, margins = choices(jax.random.key(seed), data(seed, n, scales), list(range(D)))
-                rows.append({"setting": setting, "true": len(scales), "n": n, "seed": seed, **row, **margins})
+                row, margins = choices(
+                    jax.random.key(seed), data(seed, n, scales), list(range(D))
+                )
+                rows.append(
+                    {
+                        "setting": setting,
+                        "true": len(scales),
+                        "n": n,
+                        "seed": seed,
+                        **row,
+                        **margins,
+                    }
+                )
     return pd.DataFrame(rows)
 
 
@@ -71,7 +104,9 @@ def summary(raw, methods):
     """Mean of the selected K, and the share of data sets where it is the true one."""
     groups = raw.groupby(["setting", "true", "n"], sort=False)
     mean = groups[methods].mean()
-    share = groups[methods].agg(lambda column: np.mean(column == raw.loc[column.index, "true"]))
+    share = groups[methods].agg(
+        lambda column: np.mean(column == raw.loc[column.index, "true"])
+    )
     return mean, share
 
 
@@ -80,7 +115,9 @@ def wine(num_splits, num_orders=None):
     x = load_wine().data
     x = (x - x.mean(axis=0)) / x.std(axis=0)
     orders = list(range(x.shape[1]))[:num_orders]
-    table = pd.DataFrame({"BIC": [bic(x, k) for k in orders]}, index=pd.Index(orders, name="K"))
+    table = pd.DataFrame(
+        {"BIC": [bic(x, k) for k in orders]}, index=pd.Index(orders, name="K")
+    )
     for alpha in ALPHAS:
         table[f"ELBO {alpha:g}"] = ppca.select_num_factors(
             jax.random.key(0), x, orders, nt.dyadic, alpha=alpha
@@ -91,7 +128,9 @@ def wine(num_splits, num_orders=None):
         train, test = x[order[36:]], x[order[:36]]
         fits = ppca.select_num_factors(jax.random.key(split), train, orders).fits
         for k, fit in fits.items():
-            held_out[split, k] = ppca.log_density(jax.random.key(split), fit, test, 500).value.mean()
+            held_out[split, k] = ppca.log_density(
+                jax.random.key(split), fit, test, 500
+            ).value.mean()
     table["held out"] = held_out.mean(axis=0)
     # Differences are what splits agree on, and what their error is about.
     best = int(np.argmax(held_out.mean(axis=0)))
@@ -114,7 +153,14 @@ def draw(mean, table, path):
         for i, (method, marker) in enumerate(markers.items()):
             # Methods that agree would hide one another.
             shifted = np.array(sizes) * 1.04 ** (i - 3)
-            axis.plot(shifted, block[method], marker=marker, markersize=5, linewidth=1, label=method)
+            axis.plot(
+                shifted,
+                block[method],
+                marker=marker,
+                markersize=5,
+                linewidth=1,
+                label=method,
+            )
         axis.set(title=setting, xscale="log", xlabel="rows", ylabel="mean selected K")
         axis.set_xticks(sizes, [str(n) for n in sizes])
         axis.minorticks_off()
@@ -123,12 +169,30 @@ def draw(mean, table, path):
     for name in (*[f"ELBO {alpha:g}" for alpha in ALPHAS], "BIC"):
         scaled = table[name] - table[name].max()
         color = f"C{list(mean.columns).index(name)}"
-        axis.plot(table.index, scaled, marker=markers[name], color=color, markersize=4, linewidth=1, label=name)
-    axis.set(title="wine", xlabel="K", ylabel="criterion, nats below its maximum", ylim=(-300, 10))
+        axis.plot(
+            table.index,
+            scaled,
+            marker=markers[name],
+            color=color,
+            markersize=4,
+            linewidth=1,
+            label=name,
+        )
+    axis.set(
+        title="wine",
+        xlabel="K",
+        ylabel="criterion, nats below its maximum",
+        ylim=(-300, 10),
+    )
     axis.legend(fontsize=8, loc="lower right")
     twin = axis.twinx()
     twin.errorbar(
-        table.index, table["held out, behind"], table["held out, se"], color="black", fmt="x--", linewidth=1
+        table.index,
+        table["held out, behind"],
+        table["held out, se"],
+        color="black",
+        fmt="x--",
+        linewidth=1,
     )
     twin.set_ylim(-1.0, 1.0 / 30.0)
     twin.set_ylabel("held out (x), nats a row below the best")
@@ -137,10 +201,16 @@ def draw(mean, table, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="one size, one seed, two splits, few K")
-    parser.add_argument("--output", type=Path, help="directory for results; none are written without it")
+    parser.add_argument(
+        "--small", action="store_true", help="one size, one seed, two splits, few K"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="directory for results; none are written without it"
+    )
     options = parser.parse_args()
-    sizes, num_seeds, num_splits = ((300,), 1, 2) if options.small else ((50, 100, 300, 1000, 3000), 20, 10)
+    sizes, num_seeds, num_splits = (
+        ((300,), 1, 2) if options.small else ((50, 100, 300, 1000, 3000), 20, 10)
+    )
     start = time.perf_counter()
     raw = synthetic(sizes, num_seeds)
     methods = [name for name in raw.columns[4:] if not name.startswith("margin")]
@@ -157,7 +227,8 @@ def main():
             mean.round(2).to_string(),
             "\nshare of data sets with the true K",
             share.round(2).to_string(),
-            "\nwine, selected K: " + ", ".join(f"{name} {k}" for name, k in chosen.items()),
+            "\nwine, selected K: "
+            + ", ".join(f"{name} {k}" for name, k in chosen.items()),
             "wine, criteria, and log density of held-out rows (alpha = 1): nats a row",
             table.round(3).to_string(),
             "",

@@ -23,7 +23,9 @@ def describe(sizes):
     """Device, versions, sizes and command, as a block of text."""
     device = jax.devices()[0]
     name = device.device_kind if device.platform != "cpu" else processor()
-    packages = ", ".join(f"{p} {version(p)}" for p in ("jax", "numpyro", "numpy", "numpyro_tempered"))
+    packages = ", ".join(
+        f"{p} {version(p)}" for p in ("jax", "numpyro", "numpy", "numpyro_tempered")
+    )
     script = Path(sys.argv[0])
     # Where one run put its files is no part of what was measured.
     options = [
@@ -31,7 +33,9 @@ def describe(sizes):
         for before, option in zip(sys.argv, sys.argv[1:], strict=False)
         if "--output" not in (before, option) and not option.startswith("--output=")
     ]
-    command = " ".join(["python", str(Path("tests/benchmarks") / script.name), *options])
+    command = " ".join(
+        ["python", str(Path("tests/benchmarks") / script.name), *options]
+    )
     return (
         f"device: {device.platform}, {name}, {os.cpu_count()} cores\n"
         f"versions: Python {platform.python_version()}, {packages}\n"

@@ -34,7 +34,9 @@ SMALL = ("mixture, marginalize",)
 
 def nuts(model, args, num_warmup, num_samples):
     """The MCMC after its run."""
-    mcmc = MCMC(NUTS(model), num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
+    mcmc = MCMC(
+        NUTS(model), num_warmup=num_warmup, num_samples=num_samples, progress_bar=False
+    )
     mcmc.warmup(jax.random.key(0), *args)
     mcmc.run(jax.random.key(1), *args, extra_fields=("num_steps", "diverging"))
     return mcmc
@@ -42,7 +44,9 @@ def nuts(model, args, num_warmup, num_samples):
 
 def leapfrog(model, point, args):
     """What a leapfrog step evaluates, with its arguments."""
-    return jax.value_and_grad(lambda point, *args: potential_energy(model, args, {}, point)), (point, *args)
+    return jax.value_and_grad(
+        lambda point, *args: potential_energy(model, args, {}, point)
+    ), (point, *args)
 
 
 def fit(model, args, num_steps):
@@ -66,16 +70,32 @@ def measure(name, num_warmup, num_samples, num_steps, num_rounds):
     """One row of the table."""
     example = EXAMPLES[name]
     args = example.data()
-    models = {"plain": example.model, 1.0: nt.temper(example.model), ALPHA: nt.temper(example.model, ALPHA)}
-    runs = {alpha: nuts(model, args, num_warmup, num_samples) for alpha, model in models.items()}
+    models = {
+        "plain": example.model,
+        1.0: nt.temper(example.model),
+        ALPHA: nt.temper(example.model, ALPHA),
+    }
+    runs = {
+        alpha: nuts(model, args, num_warmup, num_samples)
+        for alpha, model in models.items()
+    }
     draws = {alpha: mcmc.get_samples() for alpha, mcmc in runs.items()}
     fields = {alpha: mcmc.get_extra_fields() for alpha, mcmc in runs.items()}
     point = runs["plain"].last_state.z
-    times = take_turns({alpha: leapfrog(models[alpha], point, args) for alpha in ("plain", ALPHA)}, num_rounds)
+    times = take_turns(
+        {alpha: leapfrog(models[alpha], point, args) for alpha in ("plain", ALPHA)},
+        num_rounds,
+    )
     time_ratio, *_ = ratios(times, ALPHA, "plain", 10)
     fits = {alpha: fit(model, args, num_steps) for alpha, model in models.items()}
-    finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves([*draws.values(), *fits.values()]))
-    summary = {alpha: np.asarray(example.summary(draws[alpha]), float) for alpha in (1.0, ALPHA)}
+    finite = all(
+        np.all(np.isfinite(leaf))
+        for leaf in jax.tree.leaves([*draws.values(), *fits.values()])
+    )
+    summary = {
+        alpha: np.asarray(example.summary(draws[alpha]), float)
+        for alpha in (1.0, ALPHA)
+    }
     mean = {alpha: float(value.mean()) for alpha, value in summary.items()}
     sd = {alpha: float(value.std(ddof=1)) for alpha, value in summary.items()}
     return {
@@ -101,13 +121,20 @@ def main():
     """Measure every model whose data are here, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--small", action="store_true", help="one model, short chains, nothing written by default"
+        "--small",
+        action="store_true",
+        help="one model, short chains, nothing written by default",
     )
     parser.add_argument(
-        "--output", type=Path, default=None, help="folder for the table; docs/results, or none if small"
+        "--output",
+        type=Path,
+        default=None,
+        help="folder for the table; docs/results, or none if small",
     )
     options = parser.parse_args()
-    num_warmup, num_samples, num_steps, num_rounds = (50, 50, 100, 20) if options.small else (500, 500, 2000, 300)
+    num_warmup, num_samples, num_steps, num_rounds = (
+        (50, 50, 100, 20) if options.small else (500, 500, 2000, 300)
+    )
     rows = []
     for name in SMALL if options.small else EXAMPLES:
         if not EXAMPLES[name].is_available:
@@ -124,7 +151,9 @@ def main():
         output.mkdir(parents=True, exist_ok=True)
         table.to_csv(output / "real_models.csv", index=False)
         (output / "real_models.txt").write_text(
-            describe(f"one chain, {num_warmup} warm-up, {num_samples} draws, {num_steps} SVI steps, float32")
+            describe(
+                f"one chain, {num_warmup} warm-up, {num_samples} draws, {num_steps} SVI steps, float32"
+            )
         )
 
 

@@ -44,12 +44,25 @@ def rules(num_rounds, lipschitz):
     """The rules at the rates of their theorems."""
     online, d = nt.online, DIMENSION
     diameter, point = nt.bounds.diameter(BOX, d), nt.bounds.diameter(BOX, d, point=True)
-    constants = {"kl": KL, "lipschitz": lipschitz, "strong_convexity": nt.bounds.strong_convexity(PRIOR)}
+    constants = {
+        "kl": KL,
+        "lipschitz": lipschitz,
+        "strong_convexity": nt.bounds.strong_convexity(PRIOR),
+    }
     return {
-        "OGA": online.oga(online.oga_rate(lipschitz=lipschitz, diameter=point), box=BOX),
-        "SVB": online.svb(online.svb_rate(online.svb_constant(lipschitz=lipschitz, diameter=diameter)), box=BOX),
+        "OGA": online.oga(
+            online.oga_rate(lipschitz=lipschitz, diameter=point), box=BOX
+        ),
+        "SVB": online.svb(
+            online.svb_rate(
+                online.svb_constant(lipschitz=lipschitz, diameter=diameter)
+            ),
+            box=BOX,
+        ),
         "SVA": online.sva(online.sva_rate(num_rounds, **constants), box=BOX),
-        "SVA, doubling": online.doubling(partial(online.sva, box=BOX), online.sva_rate(1, **constants)),
+        "SVA, doubling": online.doubling(
+            partial(online.sva, box=BOX), online.sva_rate(1, **constants)
+        ),
     }
 
 
@@ -57,12 +70,21 @@ def bound(name, num_rounds, lipschitz, comparator):
     """The bound on the regret; for SVA by a Gaussian, ``comparator`` = (its loss less the best's, its KL)."""
     if name in ("OGA", "SVB"):
         diameter = nt.bounds.diameter(BOX, DIMENSION, point=name == "OGA")
-        return float(nt.bounds.svb(num_rounds, lipschitz=lipschitz, diameter=diameter).value)
+        return float(
+            nt.bounds.svb(num_rounds, lipschitz=lipschitz, diameter=diameter).value
+        )
     excess, kl = comparator
-    constants = {"lipschitz": lipschitz, "strong_convexity": nt.bounds.strong_convexity(PRIOR)}
+    constants = {
+        "lipschitz": lipschitz,
+        "strong_convexity": nt.bounds.strong_convexity(PRIOR),
+    }
     if name == "SVA":
         rate = nt.online.sva_rate(num_rounds, kl=KL, **constants)
-        return float(nt.bounds.sva(num_rounds, step_size=rate, kl=kl, comparator=excess, **constants).value)
+        return float(
+            nt.bounds.sva(
+                num_rounds, step_size=rate, kl=kl, comparator=excess, **constants
+            ).value
+        )
     rate = nt.online.sva_rate(1, kl=KL, **constants)
     first = nt.bounds.sva(1, step_size=rate, kl=kl, comparator=0.0, **constants)
     return float(nt.bounds.doubling(num_rounds, first, comparator=excess).value)
@@ -97,13 +119,24 @@ def adversarial(horizons, num_seeds):
                 comparator = None
                 if name.startswith("SVA"):
                     rate = nt.online.sva_rate(
-                        num_rounds, kl=KL, lipschitz=1.0, strong_convexity=nt.bounds.strong_convexity(PRIOR)
+                        num_rounds,
+                        kl=KL,
+                        lipschitz=1.0,
+                        strong_convexity=nt.bounds.strong_convexity(PRIOR),
                     )
                     q = nt.hindsight.gaussian(HINGE, PRIOR, rate, *stream, box=BOX)
                     comparator = q.expected.sum() - best.value, q.kl
                 regrets.append(losses[seed].sum() - best.value)
                 limits.append(bound(name, num_rounds, 1.0, comparator))
-            rows.append((name, num_rounds, np.mean(regrets), standard_error(regrets), np.mean(limits)))
+            rows.append(
+                (
+                    name,
+                    num_rounds,
+                    np.mean(regrets),
+                    standard_error(regrets),
+                    np.mean(limits),
+                )
+            )
     return pd.DataFrame(rows, columns=["rule", "T", "regret", "s.e.", "bound"])
 
 
@@ -130,7 +163,10 @@ def held_out(num_rounds, num_seeds, num_new):
             return nt.online.average(state), state.posterior.loc
 
         average, last = (
-            np.maximum(1 - new_y * (np.asarray(theta, np.float64) @ new_x.T), 0).mean(-1) - best.value / num_new
+            np.maximum(1 - new_y * (np.asarray(theta, np.float64) @ new_x.T), 0).mean(
+                -1
+            )
+            - best.value / num_new
             for theta in jax.jit(jax.vmap(run))(x, y)
         )
         guarantee = np.nan
@@ -174,14 +210,24 @@ def standard_error(values):
 
 def draw(regret, risk, path):
     """The two panels."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(10.5, 4.2), layout="constrained"
+    )
     for i, (name, rows) in enumerate(regret.groupby("rule", sort=False)):
         label = f"{name}, slope {rows['slope'].iloc[0]:.2f}"
         left.errorbar(
-            rows["T"], rows["regret"], yerr=2 * rows["s.e."], fmt="o-", color=f"C{i}", markersize=4, label=label
+            rows["T"],
+            rows["regret"],
+            yerr=2 * rows["s.e."],
+            fmt="o-",
+            color=f"C{i}",
+            markersize=4,
+            label=label,
         )
         left.plot(rows["T"], rows["bound"], "--", color=f"C{i}", linewidth=1.0)
-    left.set(xscale="log", yscale="log", xlabel="horizon T", ylabel="regret (dashed: bound)")
+    left.set(
+        xscale="log", yscale="log", xlabel="horizon T", ylabel="regret (dashed: bound)"
+    )
     left.set_title("Labels against the mean, hinge loss")
     position = np.arange(len(risk))
     for shift, column, se, color in (
@@ -190,9 +236,22 @@ def draw(regret, risk, path):
     ):
         label = column.split(", ")[1] + " decision"
         right.errorbar(
-            position + shift, risk[column], yerr=2 * risk[se], fmt="o", capsize=3, color=color, label=label
+            position + shift,
+            risk[column],
+            yerr=2 * risk[se],
+            fmt="o",
+            capsize=3,
+            color=color,
+            label=label,
         )
-    right.plot(position, risk["guarantee"], "_", color="0.3", markersize=22, label="guarantee for the average")
+    right.plot(
+        position,
+        risk["guarantee"],
+        "_",
+        color="0.3",
+        markersize=22,
+        label="guarantee for the average",
+    )
     right.set_xticks(position, risk["rule"])
     right.set(yscale="log", ylabel="excess risk on new data")
     right.set_title(f"Two clouds, T = {risk['T'].iloc[0]}")
@@ -206,19 +265,30 @@ def draw(regret, risk, path):
 def main():
     """Run both experiments, write the table and the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="horizons up to 256, 3 and 10 seeds")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for table and figure")
+    parser.add_argument(
+        "--small", action="store_true", help="horizons up to 256, 3 and 10 seeds"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for table and figure"
+    )
     options = parser.parse_args()
     horizons = 2 ** np.arange(6, 9) if options.small else 2 ** np.arange(6, 16)
-    num_seeds, num_streams, num_rounds = (3, 10, 200) if options.small else (5, 200, 2000)
+    num_seeds, num_streams, num_rounds = (
+        (3, 10, 200) if options.small else (5, 200, 2000)
+    )
     regret = adversarial(horizons.tolist(), num_seeds)
     slopes = {
-        name: np.polyfit(np.log(rows["T"]), np.log(rows["regret"]), 1)[0] for name, rows in regret.groupby("rule")
+        name: np.polyfit(np.log(rows["T"]), np.log(rows["regret"]), 1)[0]
+        for name, rows in regret.groupby("rule")
     }
     regret["slope"] = regret["rule"].map(slopes)
     risk = held_out(num_rounds, num_streams, 20_000)
-    table = pd.concat([regret.assign(experiment="adversarial"), risk.assign(experiment="held out")])
-    table = table[["experiment", *(name for name in table.columns if name != "experiment")]].round(5)
+    table = pd.concat(
+        [regret.assign(experiment="adversarial"), risk.assign(experiment="held out")]
+    )
+    table = table[
+        ["experiment", *(name for name in table.columns if name != "experiment")]
+    ].round(5)
     options.output.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.output / "regret_rates.csv", index=False)
     (options.output / "regret_rates.txt").write_text(
@@ -227,7 +297,11 @@ def main():
             f"{num_streams} seeds, 20000 new data; float32"
         )
     )
-    print(regret.round(3).to_string(index=False), risk.round(4).to_string(index=False), sep="\n\n")
+    print(
+        regret.round(3).to_string(index=False),
+        risk.round(4).to_string(index=False),
+        sep="\n\n",
+    )
     draw(regret, risk, options.output / "regret_rates.png")
 
 

@@ -36,7 +36,12 @@ ALPHAS = (0.1, 0.25, 0.5, 1.0, 2.0)
 NUM_DRAWS, WIDEN = 4000, 1.5
 # Features, outcome, rows of the pilot of each prior, rows that test, prior sd of the units.
 SETS = {
-    "breast cancer": (*load_breast_cancer(return_X_y=True), {"units": 100, "pilot": 100}, 150, 1.0),
+    "breast cancer": (
+        *load_breast_cancer(return_X_y=True),
+        {"units": 100, "pilot": 100},
+        150,
+        1.0,
+    ),
     "digits, even or odd": (
         load_digits().data / 16.0,
         load_digits().target % 2,
@@ -77,7 +82,9 @@ def split_run(name, prior, seed):
     num_pilot = pilots[prior]
     pilot, test, train = np.split(order, [num_pilot, num_pilot + num_test])
     if name == "breast cancer":
-        features = (features - features[pilot].mean(axis=0)) / features[pilot].std(axis=0)
+        features = (features - features[pilot].mean(axis=0)) / features[pilot].std(
+            axis=0
+        )
     x = np.column_stack([np.ones(len(outcome)), features]).astype(np.float32)
     keys = jax.random.split(jax.random.key(seed), 2 * len(ALPHAS) + 1)
     loc, scale = (jnp.full(x.shape[1], value, jnp.float32) for value in (0.0, prior_sd))
@@ -91,7 +98,11 @@ def split_run(name, prior, seed):
         options = {"num_draws": NUM_DRAWS, "delta": 0.05, "delta_draws": 0.01}
         certificate = nt.certify_risk(keys[2 * i + 1], fitted, "y", **options)
         of_grid = nt.bounds.pac_bayes(
-            certificate.empirical_risk, certificate.kl, len(train), **options, grid_size=len(ALPHAS)
+            certificate.empirical_risk,
+            certificate.kl,
+            len(train),
+            **options,
+            grid_size=len(ALPHAS),
         )
         temperatures = len(train) * np.geomspace(0.1, 10.0, 9)
         catoni = nt.bounds.pac_bayes(
@@ -104,7 +115,10 @@ def split_run(name, prior, seed):
         )
         q = fitted.guide.get_posterior(fitted.params)
         draws = np.random.default_rng(seed).multivariate_normal(
-            np.asarray(q.mean, float), np.asarray(q.covariance_matrix, float), size=2000, method="cholesky"
+            np.asarray(q.mean, float),
+            np.asarray(q.covariance_matrix, float),
+            size=2000,
+            method="cholesky",
         )
         wrong = (draws @ x[test].T > 0) != outcome[test]
         rows.append(
@@ -125,14 +139,33 @@ def split_run(name, prior, seed):
             }
         )
     best = min(rows, key=lambda row: row["of_grid"])
-    return [*rows, {**best, "chosen": float(best["alpha"]), "alpha": "best", "certificate": best["of_grid"]}]
+    return [
+        *rows,
+        {
+            **best,
+            "chosen": float(best["alpha"]),
+            "alpha": "best",
+            "certificate": best["of_grid"],
+        },
+    ]
 
 
 def summarise(runs):
     """Means over splits."""
     runs = runs.assign(broken=(runs["gibbs"] > runs["certificate"]).astype(float))
     groups = runs.groupby(["data", "prior", "alpha"], sort=False)
-    columns = ["n", "train", "kl", "certificate", "catoni", "gibbs", "mean", "chosen", "broken", "is_exact"]
+    columns = [
+        "n",
+        "train",
+        "kl",
+        "certificate",
+        "catoni",
+        "gibbs",
+        "mean",
+        "chosen",
+        "broken",
+        "is_exact",
+    ]
     table = groups[columns].mean()
     table.insert(0, "splits", groups.size())
     table.insert(5, "certificate_se", groups["certificate"].sem())
@@ -143,8 +176,12 @@ def summarise(runs):
 def main():
     """Run all splits, write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="one split of the smaller set")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the table")
+    parser.add_argument(
+        "--small", action="store_true", help="one split of the smaller set"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the table"
+    )
     options = parser.parse_args()
     if options.small and options.output.resolve() == DOCS:
         parser.error("--small needs an --output other than the committed results")
@@ -158,9 +195,13 @@ def main():
                 rows += split_run(name, prior, seed)
             print(f"{name}, {prior}: {time.perf_counter() - start:.0f} s", flush=True)
     table = summarise(pd.DataFrame(rows))
-    table.to_csv(options.output / "risk_certificates.csv", index=False, float_format="%.4g")
+    table.to_csv(
+        options.output / "risk_certificates.csv", index=False, float_format="%.4g"
+    )
     (options.output / "risk_certificates.txt").write_text(
-        describe(f"{num_seeds} splits, alpha = {list(ALPHAS)}, {NUM_DRAWS} draws, float32")
+        describe(
+            f"{num_seeds} splits, alpha = {list(ALPHAS)}, {NUM_DRAWS} draws, float32"
+        )
     )
     print(table.to_string(index=False, float_format="%.4g"))
 

@@ -58,7 +58,14 @@ import numpyro_tempered as nt
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 LEAST = 1e-15
-DIGITS = {"log loss": ".3f", "accuracy": ".3f", "MAE": ".3g", "R2": ".3g", "ms a row": ".3f", "seconds": ".2f"}
+DIGITS = {
+    "log loss": ".3f",
+    "accuracy": ".3f",
+    "MAE": ".3g",
+    "R2": ".3g",
+    "ms a row": ".3f",
+    "seconds": ".2f",
+}
 # Sets on which nothing with a full covariance learns row by row.
 SLOW = ("MNIST, odd or even",)
 # Columns of the short table: the models of each kind, of which a set has one.
@@ -66,7 +73,11 @@ KINDS = {
     "numpyro_tempered": ("numpyro_tempered, fit", "numpyro_tempered"),
     "full": ("numpyro_tempered, full, fit",),
     "windows": ("numpyro_tempered, windows",),
-    "river, linear": ("river, LogisticRegression", "river, SoftmaxRegression", "river, LinearRegression"),
+    "river, linear": (
+        "river, LogisticRegression",
+        "river, SoftmaxRegression",
+        "river, LinearRegression",
+    ),
     "river, Bayesian": ("river, GaussianNB", "river, BayesianLinearRegression, scaled"),
     "river, tree": ("river, HoeffdingTreeClassifier", "river, HoeffdingTreeRegressor"),
     "Vowpal Wabbit": ("Vowpal Wabbit",),
@@ -119,13 +130,18 @@ def from_hour(x):
     now = x["Time"]
     day = now.toordinal() - 738156 + now.hour / 24
     hours = {f"hour {h}": float(now.hour == h) for h in range(24)}
-    return {"day": day} | hours | {f"weekday {w}": float(now.weekday() == w) for w in range(7)}
+    return (
+        {"day": day}
+        | hours
+        | {f"weekday {w}": float(now.weekday() == w) for w in range(7)}
+    )
 
 
 def wide_sets(small):
     """Name, a function of a seed to features and outcomes, numbers of train and test rows, number of splits."""
     cancer, diabetes, digits = (
-        load(return_X_y=True) for load in (load_breast_cancer, load_diabetes, load_digits)
+        load(return_X_y=True)
+        for load in (load_breast_cancer, load_diabetes, load_digits)
     )
     pixels, digit = mnist_data()
 
@@ -140,17 +156,40 @@ def wide_sets(small):
         return x[order], y[order]
 
     pairs = PolynomialFeatures(2, include_bias=False).fit_transform(cancer[0])
-    cubes = PolynomialFeatures(3, include_bias=False).fit_transform(diabetes[0] / diabetes[0].std(axis=0))
+    cubes = PolynomialFeatures(3, include_bias=False).fit_transform(
+        diabetes[0] / diabetes[0].std(axis=0)
+    )
     rng = np.random.default_rng(0)
-    cosines = np.cos(digits[0] / 16.0 @ rng.normal(size=(64, 400)) / 2.0 + rng.uniform(0.0, 2.0 * np.pi, 400))
+    cosines = np.cos(
+        digits[0] / 16.0 @ rng.normal(size=(64, 400)) / 2.0
+        + rng.uniform(0.0, 2.0 * np.pi, 400)
+    )
     odd = digit % 2 == 1
     sets = [
         ("normal, 201", lambda seed: simulated(201, seed), 2000, 500, 3),
         ("normal, 400", lambda seed: simulated(400, seed), 2000, 500, 3),
-        ("breast cancer, pairs", lambda seed: shuffled(pairs, cancer[1] == 1, seed), 398, 171, 5),
+        (
+            "breast cancer, pairs",
+            lambda seed: shuffled(pairs, cancer[1] == 1, seed),
+            398,
+            171,
+            5,
+        ),
         ("MNIST, odd or even", lambda seed: shuffled(pixels, odd, seed), 4000, 1000, 2),
-        ("diabetes, cubic", lambda seed: shuffled(cubes, diabetes[1], seed), 309, 133, 5),
-        ("digits, cosines", lambda seed: shuffled(cosines, digits[1].astype(float), seed), 1257, 540, 3),
+        (
+            "diabetes, cubic",
+            lambda seed: shuffled(cubes, diabetes[1], seed),
+            309,
+            133,
+            5,
+        ),
+        (
+            "digits, cosines",
+            lambda seed: shuffled(cosines, digits[1].astype(float), seed),
+            1257,
+            540,
+            3,
+        ),
     ]
     return [(name, make, 24, 16, 1) for name, make, *_ in sets] if small else sets
 
@@ -158,12 +197,17 @@ def wide_sets(small):
 def by_row(model, data, predict):
     """A model of rows, of river or ours."""
     rows, outcomes = data.rows, data.outcomes
-    return Model(lambda n: getattr(model, predict)(rows[n]), lambda n: model.learn_one(rows[n], outcomes[n]))
+    return Model(
+        lambda n: getattr(model, predict)(rows[n]),
+        lambda n: model.learn_one(rows[n], outcomes[n]),
+    )
 
 
 def ours(data, **options):
     if data.is_classes:
-        return by_row(nt.estimators.OnlineClassifier(**options), data, "predict_proba_one")
+        return by_row(
+            nt.estimators.OnlineClassifier(**options), data, "predict_proba_one"
+        )
     return by_row(nt.estimators.OnlineRegressor(**options), data, "predict_one")
 
 
@@ -173,27 +217,43 @@ def rivers(data):
     if not data.is_classes:
         bayesian = linear_model.BayesianLinearRegression
         models = {
-            "LinearRegression": scaler() | linear_model.LinearRegression(intercept_lr=0.1),
+            "LinearRegression": scaler()
+            | linear_model.LinearRegression(intercept_lr=0.1),
             "BayesianLinearRegression": bayesian(),
-            "BayesianLinearRegression, scaled": preprocessing.TargetStandardScaler(scaler() | bayesian()),
+            "BayesianLinearRegression, scaled": preprocessing.TargetStandardScaler(
+                scaler() | bayesian()
+            ),
             "HoeffdingTreeRegressor": scaler() | tree.HoeffdingTreeRegressor(),
         }
-        return {f"river, {name}": by_row(model, data, "predict_one") for name, model in models.items()}
+        return {
+            f"river, {name}": by_row(model, data, "predict_one")
+            for name, model in models.items()
+        }
     logistic = linear_model.LogisticRegression
     if len(set(data.outcomes)) == 2:
         models = {"LogisticRegression": scaler() | logistic()}
     else:
         models = {
-            "OneVsRestClassifier": scaler() | multiclass.OneVsRestClassifier(logistic()),
+            "OneVsRestClassifier": scaler()
+            | multiclass.OneVsRestClassifier(logistic()),
             "SoftmaxRegression": scaler() | linear_model.SoftmaxRegression(),
         }
-    models |= {"GaussianNB": naive_bayes.GaussianNB(), "HoeffdingTreeClassifier": tree.HoeffdingTreeClassifier()}
-    return {f"river, {name}": by_row(model, data, "predict_proba_one") for name, model in models.items()}
+    models |= {
+        "GaussianNB": naive_bayes.GaussianNB(),
+        "HoeffdingTreeClassifier": tree.HoeffdingTreeClassifier(),
+    }
+    return {
+        f"river, {name}": by_row(model, data, "predict_proba_one")
+        for name, model in models.items()
+    }
 
 
 def wabbit(data):
     """Vowpal Wabbit, from lines of text."""
-    features = [" ".join(f"{k}:{v!r}" for k, v in enumerate(map(float, row.values()))) for row in data.rows]
+    features = [
+        " ".join(f"{k}:{v!r}" for k, v in enumerate(map(float, row.values())))
+        for row in data.rows
+    ]
     labels = sorted(set(data.outcomes))
     if not data.is_classes:
         options, texts = "", [repr(float(y)) for y in data.outcomes]
@@ -241,8 +301,12 @@ def score(data, predictions):
         losses, right = [], []
         for n, probabilities in predictions:
             label = data.outcomes[n]
-            losses.append(-math.log(min(max(probabilities.get(label, 0.0), LEAST), 1.0)))
-            right.append(max(probabilities, key=probabilities.__getitem__, default=None) == label)
+            losses.append(
+                -math.log(min(max(probabilities.get(label, 0.0), LEAST), 1.0))
+            )
+            right.append(
+                max(probabilities, key=probabilities.__getitem__, default=None) == label
+            )
         return {"log loss": np.mean(losses), "accuracy": np.mean(right)}
     y = np.array([data.outcomes[n] for n, _ in predictions])
     errors = y - np.array([prediction for _, prediction in predictions])
@@ -264,7 +328,11 @@ def in_stream(data):
             if n and (not data.is_classes or outcome in known):
                 predictions.append((n, prediction))
             known.add(outcome)
-        sizes = {"set": data.name, "rows": str(len(data.rows)), "columns": len(data.rows[-1])}
+        sizes = {
+            "set": data.name,
+            "rows": str(len(data.rows)),
+            "columns": len(data.rows[-1]),
+        }
         times = {"ms a row": 1e3 * np.median(seconds), "seconds": sum(seconds)}
         yield sizes | {"model": name} | score(data, predictions) | times
 
@@ -272,7 +340,10 @@ def in_stream(data):
 def tables(data):
     """Estimators that are fitted to a table, by name."""
     if data.is_classes:
-        estimator, other = nt.estimators.OnlineClassifier, LogisticRegression(max_iter=5000)
+        estimator, other = (
+            nt.estimators.OnlineClassifier,
+            LogisticRegression(max_iter=5000),
+        )
     else:
         estimator, other = nt.estimators.OnlineRegressor, Ridge()
     return {
@@ -297,10 +368,18 @@ def by_fit(estimator, data, x, num_train):
 
 def on_split(name, x, y, num_train):
     """Rows of the table for one split of a wide set."""
-    data = Data(name, [dict(enumerate(row)) for row in x.tolist()], y.tolist(), y.dtype == bool)
+    data = Data(
+        name, [dict(enumerate(row)) for row in x.tolist()], y.tolist(), y.dtype == bool
+    )
     test = range(num_train, len(x))
-    results = {model: by_fit(estimator, data, x, num_train) for model, estimator in tables(data).items()}
-    online = {"numpyro_tempered": ours(data), "numpyro_tempered, full": ours(data, covariance="full")}
+    results = {
+        model: by_fit(estimator, data, x, num_train)
+        for model, estimator in tables(data).items()
+    }
+    online = {
+        "numpyro_tempered": ours(data),
+        "numpyro_tempered, full": ours(data, covariance="full"),
+    }
     online |= rivers(data) | {"Vowpal Wabbit": wabbit(data), "constant": constant(data)}
     if name in SLOW:
         del online["numpyro_tempered, full"]
@@ -312,7 +391,11 @@ def on_split(name, x, y, num_train):
         results[model] = [functions.predict(n) for n in test], seconds
     for model, (answers, seconds) in results.items():
         values = score(data, list(zip(test, answers, strict=True)))
-        yield {"model": model} | values | {"ms a row": 1e3 * seconds / num_train, "seconds": seconds}
+        yield (
+            {"model": model}
+            | values
+            | {"ms a row": 1e3 * seconds / num_train, "seconds": seconds}
+        )
 
 
 def on_wide(name, make, num_train, num_test, num_splits, num_columns):
@@ -323,9 +406,15 @@ def on_wide(name, make, num_train, num_test, num_splits, num_columns):
         x = x[:, :num_columns]
         runs += on_split(name, x, y, num_train)
     of_models = pd.DataFrame(runs).groupby("model", sort=False)
-    times = {"ms a row": of_models["ms a row"].median(), "seconds": of_models["seconds"].first()}
+    times = {
+        "ms a row": of_models["ms a row"].median(),
+        "seconds": of_models["seconds"].first(),
+    }
     sizes = {"set": name, "rows": f"{num_train} + {num_test}", "columns": x.shape[1]}
-    return [sizes | {"model": model} | row for model, row in of_models.mean().assign(**times).T.to_dict().items()]
+    return [
+        sizes | {"model": model} | row
+        for model, row in of_models.mean().assign(**times).T.to_dict().items()
+    ]
 
 
 def by_kind(table):
@@ -333,11 +422,15 @@ def by_kind(table):
     rows = []
     for name, part in table.groupby("set", sort=False):
         is_wide = "+" in part["rows"].iloc[0]
-        loss = "log loss" if part["log loss"].notna().any() else "R2" if is_wide else "MAE"
+        loss = (
+            "log loss" if part["log loss"].notna().any() else "R2" if is_wide else "MAE"
+        )
         of_models = dict(zip(part["model"], part[loss], strict=True))
         row = {"set": name, "columns": part["columns"].iloc[0], "loss": loss}
         for kind, names in KINDS.items():
-            row[kind] = next((of_models[model] for model in names if model in of_models), math.nan)
+            row[kind] = next(
+                (of_models[model] for model in names if model in of_models), math.nan
+            )
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -345,8 +438,14 @@ def by_kind(table):
 def main():
     """Measure, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="few rows of each set, 201 columns, one split")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the tables")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="few rows of each set, 201 columns, one split",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the tables"
+    )
     options = parser.parse_args()
     load = os.getloadavg()[0]
     # The default of wide rows says what it is, each time.
@@ -362,19 +461,31 @@ def main():
     table = pd.DataFrame(table)[["set", "rows", "columns", "model", *DIGITS]]
     losses = by_kind(table)
     for column, digits in DIGITS.items():
-        table[column] = table[column].map(lambda value, digits=digits: write(value, digits))
+        table[column] = table[column].map(
+            lambda value, digits=digits: write(value, digits)
+        )
     for column in KINDS:
         losses[column] = losses[column].map(lambda value: write(value, ".3g"))
     options.output.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.output / "river_sets.csv", index=False)
     losses.to_csv(options.output / "river_sets_losses.csv", index=False)
-    packages = ", ".join(f"{name} {version(name)}" for name in ("river", "vowpalwabbit", "scikit-learn"))
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("river", "vowpalwabbit", "scikit-learn")
+    )
     loads = f"load {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end"
-    busy = f"other runs shared the machine ({loads}), so that times are indicative" if load > 1.0 else loads
+    busy = (
+        f"other runs shared the machine ({loads}), so that times are indicative"
+        if load > 1.0
+        else loads
+    )
     work = "24 rows" if options.small else "all rows"
-    text = describe(f"{work} of river's sets, wide sets as in the table, seeds from 0, {packages}; {busy}")
+    text = describe(
+        f"{work} of river's sets, wide sets as in the table, seeds from 0, {packages}; {busy}"
+    )
     print(losses.to_string(index=False))
-    (options.output / "river_sets.txt").write_text(f"{text}\n{table.to_string(index=False)}\n")
+    (options.output / "river_sets.txt").write_text(
+        f"{text}\n{table.to_string(index=False)}\n"
+    )
 
 
 def write(value, digits):

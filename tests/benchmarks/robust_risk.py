@@ -29,7 +29,9 @@ ETA = nt.expectations.gauss_hermite(predictor="eta")
 
 def predictor(x):
     coef = numpyro.sample("coef", dist.Normal(0.0, 10.0).expand([D]).to_event(1))
-    return numpyro.deterministic("eta", x @ coef), numpyro.sample("sigma", dist.HalfNormal(5.0))
+    return numpyro.deterministic("eta", x @ coef), numpyro.sample(
+        "sigma", dist.HalfNormal(5.0)
+    )
 
 
 def normal(x, y):
@@ -67,14 +69,24 @@ def outcomes(rng, case, clean):
 def risks(fit):
     """Squared error and minus log-density of predictions of new data, and the coverage of 95 % intervals."""
     q = fit.convergence.posterior
-    loc, covariance = np.asarray(q.loc, np.float64), np.asarray(q.scale_tril @ q.scale_tril.T, np.float64)
+    loc, covariance = (
+        np.asarray(q.loc, np.float64),
+        np.asarray(q.scale_tril @ q.scale_tril.T, np.float64),
+    )
     places = slice(0, D)  # sites are in the order of their names
     error = loc[places] - COEF
     sigma = float(fit.guide.median(fit.params)["sigma"])
     excess = float(error @ error)
-    log_loss = np.log(sigma) + 0.5 * np.log(2.0 * np.pi) + 0.5 * (1.0 + excess) / sigma**2
+    log_loss = (
+        np.log(sigma) + 0.5 * np.log(2.0 * np.pi) + 0.5 * (1.0 + excess) / sigma**2
+    )
     sds = np.sqrt(np.diag(covariance)[places])
-    return 1.0 + excess, excess, log_loss, np.mean(np.abs(error) < stats.norm.ppf(0.975) * sds)
+    return (
+        1.0 + excess,
+        excess,
+        log_loss,
+        np.mean(np.abs(error) < stats.norm.ppf(0.975) * sds),
+    )
 
 
 def main():
@@ -84,16 +96,27 @@ def main():
     options = parser.parse_args()
     repeats = 1 if options.small else 40
     cases = ["none", "shifted by 8", "shifted by 4", "noise times 20"]
-    cases, ways = (cases[1:2], list(WAYS)[:5:4]) if options.small else (cases, list(WAYS))
+    cases, ways = (
+        (cases[1:2], list(WAYS)[:5:4]) if options.small else (cases, list(WAYS))
+    )
     rows = []
     for repeat in range(repeats):
         rng = np.random.default_rng([SEED, repeat])
         x = np.column_stack([np.ones(N), rng.normal(size=(N, D - 1))])
         clean = x @ COEF + rng.normal(size=N)
-        data = {case: outcomes(np.random.default_rng([SEED, repeat, 1]), case, clean) for case in cases}
+        data = {
+            case: outcomes(np.random.default_rng([SEED, repeat, 1]), case, clean)
+            for case in cases
+        }
         for case, y in {"before": clean, **data}.items():
             for way in ways if case != "before" else ["Normal"]:
-                args = jax.random.key(repeat), WAYS[way], AutoMultivariateNormal, jnp.asarray(x), jnp.asarray(y)
+                args = (
+                    jax.random.key(repeat),
+                    WAYS[way],
+                    AutoMultivariateNormal,
+                    jnp.asarray(x),
+                    jnp.asarray(y),
+                )
                 fit = nt.fit_gaussian(*args, expectation=ETA)
                 names = ("squared error", "excess", "log loss", "coverage")
                 rows.append(
@@ -111,7 +134,11 @@ def main():
         table[name] = table[name] / reference[name]
     table["log loss"] = table["log loss"] - reference["log loss"]
     table = table.rename(
-        columns={"squared error": "risk, of clean's", "excess": "of which beyond noise", "log loss": "nats more"}
+        columns={
+            "squared error": "risk, of clean's",
+            "excess": "of which beyond noise",
+            "log loss": "nats more",
+        }
     ).reset_index()
     options.output.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.output / "robust_risk.csv", index=False, float_format="%.3g")

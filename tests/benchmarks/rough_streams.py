@@ -83,8 +83,16 @@ def doubling(seed, num_rounds=4064):
 
 def wine(seed, outcome, standardised=True):
     data = load_wine()
-    x = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0) if standardised else data.data
-    x, y = (x, np.where(data.target == 1, 1.0, -1.0)) if outcome == "class" else (x[:, 1:], x[:, 0])
+    x = (
+        (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
+        if standardised
+        else data.data
+    )
+    x, y = (
+        (x, np.where(data.target == 1, 1.0, -1.0))
+        if outcome == "class"
+        else (x[:, 1:], x[:, 0])
+    )
     order = np.random.default_rng(seed).permutation(len(y))
     return np.column_stack([np.ones(len(y)), x])[order], y[order]
 
@@ -105,14 +113,22 @@ def measure(name, aggregate, num_seeds):
     """One row for each seed."""
     make, loss = STREAMS[name]
     data = [make(seed) for seed in range(num_seeds)]
-    x, y = (jnp.asarray(np.stack(leaves), jnp.float32) for leaves in zip(*data, strict=True))
+    x, y = (
+        jnp.asarray(np.stack(leaves), jnp.float32) for leaves in zip(*data, strict=True)
+    )
     num_rounds, d = x.shape[1:]
     rule, expectation = AGGREGATES[aggregate](d), EXPECTATIONS[loss]
     spread = 1.0 if name.endswith("N(0, I)") else d**-0.5
-    prior = nt.families.MeanField(jnp.zeros(d, jnp.float32), jnp.full(d, spread, jnp.float32))
+    prior = nt.families.MeanField(
+        jnp.zeros(d, jnp.float32), jnp.full(d, spread, jnp.float32)
+    )
     state = rule.init(prior)
-    after, losses = jax.vmap(lambda x, y: nt.online.run(rule, expectation, state, x, y))(x, y)
-    regrets, bounds = (jax.vmap(f)(after) for f in (nt.online.regret, nt.online.regret_bound))
+    after, losses = jax.vmap(
+        lambda x, y: nt.online.run(rule, expectation, state, x, y)
+    )(x, y)
+    regrets, bounds = (
+        jax.vmap(f)(after) for f in (nt.online.regret, nt.online.regret_bound)
+    )
     suffered = np.asarray(losses.at_mean, np.float64)
     best = np.min(np.asarray(after.memory.losses.value, np.float64), axis=1)
     null = np.mean(np.square(y), axis=1) if loss == "squared" else np.ones(num_seeds)
@@ -138,8 +154,12 @@ def measure(name, aggregate, num_seeds):
 def main():
     """Run all, write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="2 orders of the wine data")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the tables")
+    parser.add_argument(
+        "--small", action="store_true", help="2 orders of the wine data"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the tables"
+    )
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     num_seeds = 2 if options.small else 10
@@ -148,7 +168,11 @@ def main():
     for name in names:
         for aggregate in AGGREGATES:
             tables.append(measure(name, aggregate, num_seeds))
-            print(tables[-1][["stream", "aggregate", "loss", "best", "ratio"]].mean(numeric_only=True).to_dict())
+            print(
+                tables[-1][["stream", "aggregate", "loss", "best", "ratio"]]
+                .mean(numeric_only=True)
+                .to_dict()
+            )
     table = pd.concat(tables, ignore_index=True)
     table.to_csv(options.output / "rough_streams.csv", index=False, float_format="%.6g")
     keys = ["stream", "T", "d", "aggregate"]
@@ -159,7 +183,9 @@ def main():
     means.insert(5, "worst", groups.ratio.max())
     text = means.to_string(float_format=lambda value: f"{value:.4g}")
     print(text)
-    about = describe(f"{num_seeds} seeds or orders, 11 windows, 33 or 9 experts, mean field, float32")
+    about = describe(
+        f"{num_seeds} seeds or orders, 11 windows, 33 or 9 experts, mean field, float32"
+    )
     (options.output / "rough_streams.txt").write_text(f"{about}\n{text}\n")
 
 

@@ -55,7 +55,9 @@ LOG_UNITS = np.log(100)
 
 def data_of(seed, data, num_data):
     """The first rows of the data set of a seed: smaller sets are parts of larger ones."""
-    x, y = gvo.draw(np.random.default_rng([seed, DATA.index(data)]), max(SIZES), data == "wrong")
+    x, y = gvo.draw(
+        np.random.default_rng([seed, DATA.index(data)]), max(SIZES), data == "wrong"
+    )
     return x[:num_data], y[:num_data]
 
 
@@ -78,14 +80,22 @@ def along_alpha(x, y, each, wrong):
     tables = []
     for m, models in enumerate(MODELS):
         averaged = models == "average"
-        finite = np.isfinite(each[:, m]).all(1)  # I-log has no mean of s2 before the first datum
+        finite = np.isfinite(each[:, m]).all(
+            1
+        )  # I-log has no mean of s2 before the first datum
         tables.append(
             pd.DataFrame(
                 {
                     "models": models,
                     "alpha": ALPHAS,
-                    "risk": [gvo.excess_risk(gvo.coefficients(q, averaged), wrong) for q in fits],
-                    "size": [gvo.expected_size(q) if averaged else gvo.NUM_COVARIATES for q in fits],
+                    "risk": [
+                        gvo.excess_risk(gvo.coefficients(q, averaged), wrong)
+                        for q in fits
+                    ],
+                    "size": [
+                        gvo.expected_size(q) if averaged else gvo.NUM_COVARIATES
+                        for q in fits
+                    ],
                     "loo": -loo[:, m],
                     "evidence": [
                         -(
@@ -111,7 +121,9 @@ def choices_of(table, each, m):
     chosen = {"Bayes": 1.0}
     for name, label in (("gibbs", "R-log"), ("plugin", "I-log")):
         for rule, words in RULES.items():
-            chosen[f"SafeBayes {label} ({words})"] = gvo.choose(ALPHAS, each[gvo.LOSSES.index(name), m], rule)
+            chosen[f"SafeBayes {label} ({words})"] = gvo.choose(
+                ALPHAS, each[gvo.LOSSES.index(name), m], rule
+            )
     for column, label in (
         ("loo", "leave-one-out"),
         ("evidence", "evidence"),
@@ -120,7 +132,9 @@ def choices_of(table, each, m):
     ):
         chosen[label] = ALPHAS[int(np.argmin(table[column]))]
     # With y and its prior in units a hundred times smaller each density is divided by 100.
-    chosen["evidence of 100 y"] = ALPHAS[int(np.argmin(table["evidence"] + ALPHAS * each.shape[-1] * LOG_UNITS))]
+    chosen["evidence of 100 y"] = ALPHAS[
+        int(np.argmin(table["evidence"] + ALPHAS * each.shape[-1] * LOG_UNITS))
+    ]
     return chosen
 
 
@@ -128,7 +142,9 @@ def compression_of(x, y, each):
     """Cumulative losses of the average over models, less those of the best parameters of the model."""
     best = 0.5 * (gvo.LOG_2PI + np.log(gvo.NOISE) + (y - x @ gvo.COEF) ** 2 / gvo.NOISE)
     one, quarter = 0, int(np.argmin(np.abs(ALPHAS - 0.25)))
-    gibbs, predictive = (each[gvo.LOSSES.index(name), 0] for name in ("gibbs", "predictive"))
+    gibbs, predictive = (
+        each[gvo.LOSSES.index(name), 0] for name in ("gibbs", "predictive")
+    )
     return pd.DataFrame(
         {
             "n": np.arange(1, len(y) + 1),
@@ -154,7 +170,14 @@ def closed_form(num_seeds, sizes):
                     at = table.set_index("alpha")[["models", "risk", "size"]]
                     chosen = choices_of(table, each[..., :n], m)
                     choices += [
-                        {"data": data, "n": n, "seed": seed, "method": method, "alpha": a} | at.loc[a].to_dict()
+                        {
+                            "data": data,
+                            "n": n,
+                            "seed": seed,
+                            "method": method,
+                            "alpha": a,
+                        }
+                        | at.loc[a].to_dict()
                         for method, a in chosen.items()
                     ]
         print(f"{data}: {num_seeds} seeds", flush=True)
@@ -163,11 +186,19 @@ def closed_form(num_seeds, sizes):
 
 def summary_of_choices(long):
     """Means over seeds, and the paired ratio to the risk of Bayes."""
-    long = long.assign(at_one=(long["alpha"] == 1.0).astype(float), log2_alpha=np.log2(long["alpha"]))
+    long = long.assign(
+        at_one=(long["alpha"] == 1.0).astype(float), log2_alpha=np.log2(long["alpha"])
+    )
     cells = ["data", "models", "n"]
-    bayes = long[long["method"] == "Bayes"].set_index([*cells, "seed"])["risk"].rename("bayes")
+    bayes = (
+        long[long["method"] == "Bayes"]
+        .set_index([*cells, "seed"])["risk"]
+        .rename("bayes")
+    )
     joined = long.join(bayes, on=[*cells, "seed"])
-    found = mean_and_se(long, [*cells, "method"], ["risk", "size", "log2_alpha", "at_one"])
+    found = mean_and_se(
+        long, [*cells, "method"], ["risk", "size", "log2_alpha", "at_one"]
+    )
     grouped = joined.groupby([*cells, "method"], sort=False)
 
     def ratio(part):
@@ -189,7 +220,9 @@ def spacings(num_data, num_blocks=NUM_BLOCKS):
     # No block is empty.
     return {
         "equal": num_data * k // num_blocks,
-        "geometric": np.maximum(np.round(np.where(k > 0, num_data**share, 0.0)).astype(int), k),
+        "geometric": np.maximum(
+            np.round(np.where(k > 0, num_data**share, 0.0)).astype(int), k
+        ),
         "quadratic": np.maximum(np.round(num_data * share**2).astype(int), k),
     }
 
@@ -211,28 +244,60 @@ def blocks(num_seeds, sizes):
                             for rule in RULES:
                                 reference = gvo.choose(ALPHAS, full[k, m, :, :n], rule)
                                 chosen = gvo.choose(ALPHAS, each[k, m], rule)
-                                skipping = gvo.choose(ALPHAS, each[k, m, :, edges[1] :], rule)
+                                skipping = gvo.choose(
+                                    ALPHAS, each[k, m, :, edges[1] :], rule
+                                )
                                 risk, risk_full = (
                                     gvo.excess_risk(
-                                        gvo.coefficients(fits[a], models == "average"), data == "wrong"
+                                        gvo.coefficients(fits[a], models == "average"),
+                                        data == "wrong",
                                     )
                                     for a in (chosen, reference)
                                 )
                                 steps = np.log2(chosen / reference)
                                 cell = (data, models, n, seed, name, rule, spacing)
                                 distance = (abs(steps) <= 0.5, steps, abs(steps))
-                                rows.append((*cell, *distance, risk, risk_full, skipping == chosen))
+                                rows.append(
+                                    (
+                                        *cell,
+                                        *distance,
+                                        risk,
+                                        risk_full,
+                                        skipping == chosen,
+                                    )
+                                )
         print(f"blocks, {data}: {num_seeds} seeds", flush=True)
     columns = ["data", "models", "n", "seed", "loss", "rule", "spacing"]
-    columns += ["within_a_step", "log2_ratio", "log2_distance", "risk", "risk_n_refits", "same_without_first"]
-    return pd.DataFrame(rows, columns=columns).astype({"within_a_step": float, "same_without_first": float})
+    columns += [
+        "within_a_step",
+        "log2_ratio",
+        "log2_distance",
+        "risk",
+        "risk_n_refits",
+        "same_without_first",
+    ]
+    return pd.DataFrame(rows, columns=columns).astype(
+        {"within_a_step": float, "same_without_first": float}
+    )
 
 
 def summary_of_blocks(long):
     """Over seeds, sizes and data."""
-    columns = ["within_a_step", "log2_ratio", "log2_distance", "risk", "risk_n_refits", "same_without_first"]
+    columns = [
+        "within_a_step",
+        "log2_ratio",
+        "log2_distance",
+        "risk",
+        "risk_n_refits",
+        "same_without_first",
+    ]
     return mean_and_se(long, ["models", "loss", "rule", "spacing"], columns).drop(
-        columns=["within_a_step_se", "risk_se", "risk_n_refits_se", "same_without_first_se"]
+        columns=[
+            "within_a_step_se",
+            "risk_se",
+            "risk_n_refits_se",
+            "same_without_first_se",
+        ]
     )
 
 
@@ -244,7 +309,9 @@ GENERIC_ALPHAS = 2.0 ** -np.arange(6.0, -1.0, -1.0)
 def numpyro_model(x, y=None):
     """The ridge regression, with its prior, as a NumPyro model."""
     s2 = numpyro.sample("s2", dist.InverseGamma(gvo.SHAPE, gvo.RATE))
-    coef = numpyro.sample("coef", dist.Normal(0.0, jnp.sqrt(s2)).expand([x.shape[1]]).to_event(1))
+    coef = numpyro.sample(
+        "coef", dist.Normal(0.0, jnp.sqrt(s2)).expand([x.shape[1]]).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ coef)
     with numpyro.plate("data", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, jnp.sqrt(s2)), obs=y)
@@ -275,7 +342,10 @@ def generic_route(seed, data, num_data, alphas=GENERIC_ALPHAS, tolerance=0.05):
     gibbs, plug_in = (exact[gvo.LOSSES.index(name)] for name in ("gibbs", "plugin_log"))
     guide = np.array(
         [
-            sum(gvo.guide_losses(x[:a], y[:a], alpha, x[a:b], y[a:b]).sum(1) for a, b in pairwise(edges[1:]))
+            sum(
+                gvo.guide_losses(x[:a], y[:a], alpha, x[a:b], y[a:b]).sum(1)
+                for a, b in pairwise(edges[1:])
+            )
             for alpha in alphas
         ]
     )
@@ -302,21 +372,41 @@ def generic_route(seed, data, num_data, alphas=GENERIC_ALPHAS, tolerance=0.05):
 def main():
     """Run the parts, write their tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="three seeds, n = 50 and 100")
-    parser.add_argument("--part", choices=["closed", "blocks", "generic"], help="one part; all by default")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results", help="folder for the tables")
+    parser.add_argument(
+        "--small", action="store_true", help="three seeds, n = 50 and 100"
+    )
+    parser.add_argument(
+        "--part",
+        choices=["closed", "blocks", "generic"],
+        help="one part; all by default",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "docs" / "results",
+        help="folder for the tables",
+    )
     options = parser.parse_args()
     small = options.small
     num_seeds, num_block_seeds = (3, 2) if small else (100, 50)
     sizes = SIZES[:2] if small else SIZES
-    routes = [("wrong", 0)] if small else [(data, seed) for data in DATA for seed in range(5)]
+    routes = (
+        [("wrong", 0)]
+        if small
+        else [(data, seed) for data in DATA for seed in range(5)]
+    )
     generic = {"alphas": GENERIC_ALPHAS[3::3], "tolerance": 1.0} if small else {}
     options.output.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
 
     def write(name, table, shown=None):
-        table.to_csv(options.output / f"safe_bayes_{name}.csv", index=False, float_format="%.5g")
-        print((table if shown is None else table[shown]).round(4).to_string(index=False), flush=True)
+        table.to_csv(
+            options.output / f"safe_bayes_{name}.csv", index=False, float_format="%.5g"
+        )
+        print(
+            (table if shown is None else table[shown]).round(4).to_string(index=False),
+            flush=True,
+        )
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
 
     if options.part in (None, "closed"):
@@ -324,18 +414,40 @@ def main():
         summary = summary_of_choices(choices)
         write("choices", summary)
         # What is the same for all alphas goes, and with it what varies most from seed to seed.
-        criteria = ["gibbs", "plugin", "predictive", "loo", "evidence", "evidence of 100 y"]
-        curves["evidence of 100 y"] = curves["evidence"] + curves["alpha"] * curves["n"] * LOG_UNITS
+        criteria = [
+            "gibbs",
+            "plugin",
+            "predictive",
+            "loo",
+            "evidence",
+            "evidence of 100 y",
+        ]
+        curves["evidence of 100 y"] = (
+            curves["evidence"] + curves["alpha"] * curves["n"] * LOG_UNITS
+        )
         cells = ["data", "models", "n", "seed"]
         curves[criteria] -= curves.groupby(cells)[criteria].transform("min")
-        along = mean_and_se(curves, ["data", "models", "n", "alpha"], ["risk", "size", *criteria])
-        write("curves", along[along["n"] == 100], ["data", "models", "alpha", "risk", *criteria])
-        along = mean_and_se(compression, ["data", "n"], ["predictive", "gibbs", "gibbs, alpha 1/4"])
+        along = mean_and_se(
+            curves, ["data", "models", "n", "alpha"], ["risk", "size", *criteria]
+        )
+        write(
+            "curves",
+            along[along["n"] == 100],
+            ["data", "models", "alpha", "risk", *criteria],
+        )
+        along = mean_and_se(
+            compression, ["data", "n"], ["predictive", "gibbs", "gibbs, alpha 1/4"]
+        )
         write("compression", along[along["n"] % 5 == 0])
     if options.part in (None, "blocks"):
         write("blocks", summary_of_blocks(blocks(num_block_seeds, sizes)))
     if options.part in (None, "generic"):
-        write("generic", pd.concat([generic_route(seed, data, 100, **generic) for data, seed in routes]))
+        write(
+            "generic",
+            pd.concat(
+                [generic_route(seed, data, 100, **generic) for data, seed in routes]
+            ),
+        )
     (options.output / "safe_bayes.txt").write_text(
         describe(
             f"n = {list(sizes)}, {num_seeds} seeds, {len(ALPHAS)} alphas from 1 to {ALPHAS[-1]:g}; blocks: "

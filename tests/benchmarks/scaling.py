@@ -39,12 +39,27 @@ BASE = {
     "logistic fit": {"n": (10**5, 10, 1), "d": (10**5, 10, 1)},
 }
 SIZES = {
-    "ngvi": {"n": (10**4, 10**5, 10**6, 10**7), "d": (8, 32, 128, 512), "K": (1, 8, 64, 256)},
-    "rvga": {"n": (10**4, 10**5, 10**6, 10**7), "d": (8, 32, 128, 512), "K": (1, 8, 64, 256)},
-    "mixture": {"n": (10**4, 10**5, 10**6, 10**7), "d": (4, 16, 64), "K": (2, 8, 32, 128)},
+    "ngvi": {
+        "n": (10**4, 10**5, 10**6, 10**7),
+        "d": (8, 32, 128, 512),
+        "K": (1, 8, 64, 256),
+    },
+    "rvga": {
+        "n": (10**4, 10**5, 10**6, 10**7),
+        "d": (8, 32, 128, 512),
+        "K": (1, 8, 64, 256),
+    },
+    "mixture": {
+        "n": (10**4, 10**5, 10**6, 10**7),
+        "d": (4, 16, 64),
+        "K": (2, 8, 32, 128),
+    },
     "logistic fit": {"n": (10**4, 10**5, 10**6), "d": (8, 32, 128)},
 }
-SMALL = {"ngvi": {"n": (10**3, 10**4), "d": (8,), "K": (1,)}, "mixture": {"n": (10**3, 10**4)}}
+SMALL = {
+    "ngvi": {"n": (10**3, 10**4), "d": (8,), "K": (1,)},
+    "mixture": {"n": (10**3, 10**4)},
+}
 SMALL |= {"logistic fit": {"n": (10**3, 10**4)}}
 # A first call compiles, whatever other processes have left behind.
 NO_CACHE = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
@@ -53,7 +68,9 @@ AXES = {"n": "rows n", "d": "columns d", "K": "components, or learners, K"}
 
 def peak_mebibytes():
     """The most memory that this process ever had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
 
 
 def regression(n, d):
@@ -61,9 +78,13 @@ def regression(n, d):
     rng = np.random.default_rng(0)
     x, y = np.empty((n, d), np.float32), np.empty(n, np.float32)
     for start in range(0, n, 10**5):
-        part = rng.standard_normal((min(10**5, n - start), d), dtype=np.float32) / np.float32(np.sqrt(d))
+        part = rng.standard_normal(
+            (min(10**5, n - start), d), dtype=np.float32
+        ) / np.float32(np.sqrt(d))
         x[start : start + 10**5] = part
-        y[start : start + 10**5] = np.where(rng.random(len(part)) < 1.0 / (1.0 + np.exp(-part.sum(1))), 1.0, -1.0)
+        y[start : start + 10**5] = np.where(
+            rng.random(len(part)) < 1.0 / (1.0 + np.exp(-part.sum(1))), 1.0, -1.0
+        )
     return x, y
 
 
@@ -87,7 +108,9 @@ def stream_call(method, n, d, num_experts):
     factory = getattr(nt.online, method)
     rule = factory()
     if num_experts > 1:
-        rule = nt.online.aggregate(nt.online.grid(factory, step_size=np.geomspace(0.1, 1.0, num_experts)))
+        rule = nt.online.aggregate(
+            nt.online.grid(factory, step_size=np.geomspace(0.1, 1.0, num_experts))
+        )
     loss = nt.expectations.logistic()
     state = rule.init(nt.families.FullRank(jnp.zeros(d), jnp.eye(d)))
     x, y = map(jnp.asarray, regression(n, d))
@@ -140,7 +163,9 @@ def logistic_call(n, d, _):
     quadrature = nt.expectations.gauss_hermite(predictor="eta")
     options = {"expectation": quadrature, "max_evaluations": 10, "num_particles": 2}
     warnings.filterwarnings("ignore", message=".*")
-    return lambda key: nt.fit_gaussian(key, model, AutoMultivariateNormal, x, y, **options).params
+    return lambda key: (
+        nt.fit_gaussian(key, model, AutoMultivariateNormal, x, y, **options).params
+    )
 
 
 def cell(method, n, d, k):
@@ -154,7 +179,12 @@ def cell(method, n, d, k):
     make = {"mixture": mixture_call, "logistic fit": logistic_call}.get(method)
     call = stream_call(method, n, d, k) if make is None else make(n, d, k)
     first, again = seconds_of(call, key)
-    return {"first_call_s": first, "seconds": again, "peak_MiB": peak_mebibytes(), "start_MiB": start}
+    return {
+        "first_call_s": first,
+        "seconds": again,
+        "peak_MiB": peak_mebibytes(),
+        "start_MiB": start,
+    }
 
 
 def seconds_of(call, key):
@@ -178,7 +208,9 @@ def one_of(kind, number, index, port, n):
     from jax.sharding import NamedSharding, PartitionSpec
 
     if port:
-        jax.distributed.initialize(f"localhost:{port}", num_processes=number, process_id=index)
+        jax.distributed.initialize(
+            f"localhost:{port}", num_processes=number, process_id=index
+        )
     count = number if port else 1
     mesh = jax.make_mesh((count,), ("rows",))
 
@@ -187,7 +219,11 @@ def one_of(kind, number, index, port, n):
         sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, "rows"))
         return jax.make_array_from_process_local_data(sharding, part)
 
-    call = mixture_call(n, 10, 8, place(clusters(n, 10))) if kind == "mixture" else batches_call(n, place)
+    call = (
+        mixture_call(n, 10, 8, place(clusters(n, 10)))
+        if kind == "mixture"
+        else batches_call(n, place)
+    )
     first, again = seconds_of(call, jax.random.key(0))
     return {"first_call_s": first, "seconds": again}
 
@@ -216,7 +252,17 @@ def side_by_side(kind, number, together, n):
             port = listener.getsockname()[1]
     running = [
         subprocess.Popen(
-            [sys.executable, __file__, "--one", "process", kind, str(number), str(index), str(port), str(n)],
+            [
+                sys.executable,
+                __file__,
+                "--one",
+                "process",
+                kind,
+                str(number),
+                str(index),
+                str(port),
+                str(n),
+            ],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | NO_CACHE | {"no_proxy": "localhost"},
@@ -225,7 +271,9 @@ def side_by_side(kind, number, together, n):
     ]
     printed = [process.communicate()[0] for process in running]
     if any(process.returncode for process in running):
-        raise RuntimeError(f"{kind} on {number} processes failed: {[p.returncode for p in running]}")
+        raise RuntimeError(
+            f"{kind} on {number} processes failed: {[p.returncode for p in running]}"
+        )
     return [json.loads(text.strip().splitlines()[-1]) for text in printed]
 
 
@@ -237,10 +285,19 @@ def processes(sizes):
         seconds = {}
         for way, (number, together) in ways.items():
             measured = side_by_side(kind, number, together, n)
-            first, seconds[way] = (max(each[name] for each in measured) for name in ("first_call_s", "seconds"))
+            first, seconds[way] = (
+                max(each[name] for each in measured)
+                for name in ("first_call_s", "seconds")
+            )
             # Two apart do twice the work.
             share = 1.0 if way == "two apart" else 1.0 / number
-            row = {"fit": kind, "n": n, "processes": way, "first_call_s": first, "seconds": seconds[way]}
+            row = {
+                "fit": kind,
+                "n": n,
+                "processes": way,
+                "first_call_s": first,
+                "seconds": seconds[way],
+            }
             rows.append(row | {"efficiency": share * seconds["one"] / seconds[way]})
     return pd.DataFrame(rows)
 
@@ -252,11 +309,15 @@ def sweep(sizes):
         for axis, values in axes.items():
             for value in values:
                 n, d, k = (
-                    value if name == axis else BASE[method][axis][i] for i, name in enumerate(("n", "d", "K"))
+                    value if name == axis else BASE[method][axis][i]
+                    for i, name in enumerate(("n", "d", "K"))
                 )
                 row = {"method": method, "axis": axis, "n": n, "d": d, "K": k}
                 rows.append(
-                    row | fresh.in_new_process(__file__, "cell", method, *map(str, (n, d, k)), **NO_CACHE)
+                    row
+                    | fresh.in_new_process(
+                        __file__, "cell", method, *map(str, (n, d, k)), **NO_CACHE
+                    )
                 )
                 print(rows[-1], flush=True)
     table = pd.DataFrame(rows)
@@ -266,7 +327,9 @@ def sweep(sizes):
         for (_, axis), part in table.groupby(["method", "axis"]):
             if len(part) > 1:
                 last = part.iloc[-2:]
-                table.loc[part.index[-1], name] = np.diff(np.log(last[column])) / np.diff(np.log(last[axis]))
+                table.loc[part.index[-1], name] = np.diff(
+                    np.log(last[column])
+                ) / np.diff(np.log(last[axis]))
     return table.drop(columns="above_MiB")
 
 
@@ -288,7 +351,10 @@ def draw(table, path):
             ):
                 slope = part[name].iloc[-1]
                 ax.loglog(
-                    part[axis], values, "o-", label=method + ("" if np.isnan(slope) else f", slope {slope:.2f}")
+                    part[axis],
+                    values,
+                    "o-",
+                    label=method + ("" if np.isnan(slope) else f", slope {slope:.2f}"),
                 )
         column[1].set(xlabel=label)
         for ax in column:
@@ -302,8 +368,12 @@ def draw(table, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="few small sizes, to a temporary folder")
-    parser.add_argument("--output", type=Path, help="folder; docs/results, or a temporary one if small")
+    parser.add_argument(
+        "--small", action="store_true", help="few small sizes, to a temporary folder"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder; docs/results, or a temporary one if small"
+    )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -318,9 +388,14 @@ def main():
     from provenance import describe
 
     begin = time.perf_counter()
-    small, large = {"stream of batches": 2 * 8192}, {"mixture": 10**6, "stream of batches": 10**6}
+    small, large = (
+        {"stream of batches": 2 * 8192},
+        {"mixture": 10**6, "stream of batches": 10**6},
+    )
     by_process = processes(small if options.small else large)
-    by_process.to_csv(output / "scaling_processes.csv", index=False, float_format="%.4g")
+    by_process.to_csv(
+        output / "scaling_processes.csv", index=False, float_format="%.4g"
+    )
     print(by_process.to_string())
     table = sweep(SMALL if options.small else SIZES)
     table.to_csv(output / "scaling.csv", index=False, float_format="%.4g")

@@ -38,9 +38,13 @@ def start_online(path):
     import numpyro_tempered as nt
 
     def model(x, y):
-        beta = numpyro.sample("beta", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1))
+        beta = numpyro.sample(
+            "beta", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1)
+        )
         with numpyro.plate("n", x.shape[0]):
-            numpyro.sample("y", dist.Normal(numpyro.deterministic("eta", x @ beta), 1.0), obs=y)
+            numpyro.sample(
+                "y", dist.Normal(numpyro.deterministic("eta", x @ beta), 1.0), obs=y
+            )
 
     eta = nt.expectations.gauss_hermite(predictor="eta")
     online = nt.OnlineVI(model, nt.guides.AutoOnlineMultivariateNormal, expectation=eta)
@@ -74,7 +78,9 @@ def measure(way, path):
     with_package = time.perf_counter()
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if "backend_compile" in event else None
+        lambda event, seconds, **_: (
+            compiled.append(seconds) if "backend_compile" in event else None
+        )
     )
     data = batch()
     ready = time.perf_counter()
@@ -90,7 +96,10 @@ def measure(way, path):
 
 def run(way, path, cache=""):
     """:func:`measure` in a process of its own, without a cache on disk unless there is a folder for it."""
-    environment = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment = {
+        "JAX_COMPILATION_CACHE_DIR": cache,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     return fresh.in_new_process(__file__, way, str(path), **environment)
 
 
@@ -121,7 +130,9 @@ def main():
             times = median([run(way, path) for _ in range(num_processes)])
             run(way, path, cache)
             again = median([run(way, path, cache) for _ in range(num_processes)])
-            rows.append({"way": name, **times, "from the cache": again["first updated state"]})
+            rows.append(
+                {"way": name, **times, "from the cache": again["first updated state"]}
+            )
             print(rows[-1], flush=True)
     table = pd.DataFrame(rows)
     options.output.mkdir(parents=True, exist_ok=True)

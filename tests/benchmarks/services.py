@@ -44,7 +44,10 @@ def measure(call, num_calls):
         wall[n] = time.perf_counter() - start
     cpu = time.process_time() - begin
     values = {
-        f"p{p}": value for p, value in zip(PERCENTILES, 1e6 * np.percentile(wall, PERCENTILES), strict=True)
+        f"p{p}": value
+        for p, value in zip(
+            PERCENTILES, 1e6 * np.percentile(wall, PERCENTILES), strict=True
+        )
     }
     return {"cpu": 1e6 * cpu / num_calls} | values
 
@@ -71,7 +74,9 @@ def services(x, y):
             ("ngvi, logistic", nt.online.ngvi(), logistic),
             ("ngvi, squared", nt.online.ngvi(0.5), nt.expectations.squared()),
         ):
-            service = nt.online.Service(rule, loss, rule.init(prior), x[0], y[0], rng_key=jax.random.key(0))
+            service = nt.online.Service(
+                rule, loss, rule.init(prior), x[0], y[0], rng_key=jax.random.key(0)
+            )
 
             def learn(service=service):
                 n = next(rows)
@@ -79,9 +84,15 @@ def services(x, y):
 
             calls[f"Service, {name}, {family}", "learn"] = learn
             if name == "rvga, logistic":
-                calls[f"Service, {family}", "predict"] = lambda s=service: s.class_probabilities(x[next(rows)])
-                calls[f"Service, {family}", "mean and variance"] = lambda s=service: s.predict(x[next(rows)])
-                calls[f"Service, {family}", "posterior draw"] = lambda s=service: s.draw(x[next(rows)])
+                calls[f"Service, {family}", "predict"] = lambda s=service: (
+                    s.class_probabilities(x[next(rows)])
+                )
+                calls[f"Service, {family}", "mean and variance"] = lambda s=service: (
+                    s.predict(x[next(rows)])
+                )
+                calls[f"Service, {family}", "posterior draw"] = lambda s=service: (
+                    s.draw(x[next(rows)])
+                )
     return calls
 
 
@@ -105,7 +116,9 @@ def others(x, y):
     on_device = jnp.asarray(x[0]), jnp.asarray(y[0])
 
     def update():
-        holder["state"], losses = nt.online.update(rule, logistic, holder["state"], *on_device)
+        holder["state"], losses = nt.online.update(
+            rule, logistic, holder["state"], *on_device
+        )
         return float(losses.at_mean)
 
     def model(x, y):
@@ -142,7 +155,9 @@ def others(x, y):
         ("nt.online.update, rvga, logistic, mean field", "learn"): update,
         ("jit(SVI.update), logistic, mean field", "learn"): svi_update,
         ("river, LogisticRegression", "learn"): river_learn,
-        ("river, LogisticRegression", "predict"): lambda: river.predict_proba_one(dicts[next(rows)]),
+        ("river, LogisticRegression", "predict"): lambda: river.predict_proba_one(
+            dicts[next(rows)]
+        ),
         ("NumPy, stochastic gradients", "learn"): numpy_step,
         ("NumPy, stochastic gradients", "predict"): numpy_predict,
     }
@@ -159,8 +174,12 @@ def run(which, num_features, num_calls):
     for d in num_features:
         x = rng.normal(size=(500, d)).astype(np.float32) / np.float32(np.sqrt(d))
         y = np.where(rng.random(500) < 0.5, 1.0, -1.0).astype(np.float32)
-        for (name, what), call in (others if which == "others" else services)(x, y).items():
-            name = name.replace("Service", "Service, async") if which == "async" else name
+        for (name, what), call in (others if which == "others" else services)(
+            x, y
+        ).items():
+            name = (
+                name.replace("Service", "Service, async") if which == "async" else name
+            )
             rows.append({"d": d, "call": name, "what": what} | measure(call, num_calls))
     return rows
 
@@ -169,7 +188,9 @@ def main():
     """Measure in three processes, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="d = 3, 50 calls")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the tables")
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the tables"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     num_features, num_calls = ((3,), 50) if args.small else ((2, 30, 54, 1000), 5000)
@@ -178,13 +199,23 @@ def main():
         return
     rows = []
     for which in ("services", "async", "others"):
-        command = [sys.executable, __file__, "--one", which, *(["--small"] if args.small else [])]
-        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ).stdout
+        command = [
+            sys.executable,
+            __file__,
+            "--one",
+            which,
+            *(["--small"] if args.small else []),
+        ]
+        printed = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ
+        ).stdout
         rows += json.loads(printed.strip().splitlines()[-1])
     from provenance import describe
 
     args.output.mkdir(parents=True, exist_ok=True)
-    frame = pd.DataFrame(rows).round(dict.fromkeys(("cpu", *(f"p{p}" for p in PERCENTILES)), 1))
+    frame = pd.DataFrame(rows).round(
+        dict.fromkeys(("cpu", *(f"p{p}" for p in PERCENTILES)), 1)
+    )
     frame = frame.sort_values("d", kind="stable")
     frame.to_csv(args.output / "services.csv", index=False)
     text = (

@@ -45,13 +45,17 @@ ANGLES = 0.7 + 2.4 * np.arange(5)
 
 def weierstrass(t, num_terms):
     """A sum of Hölder exponent 1/2 down to scales of 2^(1 - num_terms)."""
-    return 0.5 * sum(2.0 ** (-k / 2) * np.cos(2.0**k * np.pi * t) for k in range(num_terms))
+    return 0.5 * sum(
+        2.0 ** (-k / 2) * np.cos(2.0**k * np.pi * t) for k in range(num_terms)
+    )
 
 
 def plane_waves(x):
     """The same with a direction of its own for each wave."""
     along = [x @ [np.cos(angle), np.sin(angle)] for angle in ANGLES]
-    return 0.5 * sum(2.0 ** (-k / 2) * np.cos(2.0**k * np.pi * t) for k, t in enumerate(along))
+    return 0.5 * sum(
+        2.0 ** (-k / 2) * np.cos(2.0**k * np.pi * t) for k, t in enumerate(along)
+    )
 
 
 def bump(x):
@@ -66,7 +70,10 @@ TARGETS = {
     ("smooth", 2): (bump, 2),
     ("rough", 2): (plane_waves, 2),
     ("smooth", 5): (bump, 2),
-    ("rough", 5): (lambda x: (weierstrass(x[:, 0], 5) + weierstrass(x[:, 1], 5)) / np.sqrt(2.0), 1),
+    ("rough", 5): (
+        lambda x: (weierstrass(x[:, 0], 5) + weierstrass(x[:, 1], 5)) / np.sqrt(2.0),
+        1,
+    ),
 }
 # Hölder exponents; of networks that are piecewise linear at most 2.
 SMOOTHNESS = {"smooth": 2.0, "rough": 0.5}
@@ -89,7 +96,10 @@ def network(theta, x, widths):
     hidden, start = x, 0
     sizes = layer_sizes(x.shape[1], widths)
     for k, (a, b) in enumerate(sizes):
-        weights, biases = theta[start : start + a * b].reshape(a, b), theta[start + a * b : start + (a + 1) * b]
+        weights, biases = (
+            theta[start : start + a * b].reshape(a, b),
+            theta[start + a * b : start + (a + 1) * b],
+        )
         hidden = hidden @ weights + biases
         hidden = jax.nn.relu(hidden) if k + 1 < len(sizes) else hidden
         start += (a + 1) * b
@@ -99,7 +109,9 @@ def network(theta, x, widths):
 def model(x, y=None, *, probability, widths):
     """Regression on a network whose weights are independently on with one probability."""
     prior = nt.distributions.SpikeAndSlab(probability, 0.0, 1.0)
-    theta = numpyro.sample("theta", prior.expand([num_weights(x.shape[1], widths)]).to_event(1))
+    theta = numpyro.sample(
+        "theta", prior.expand([num_weights(x.shape[1], widths)]).to_event(1)
+    )
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Normal(network(theta, x, widths), NOISE), obs=y)
 
@@ -114,16 +126,22 @@ def draw(target, d, n, seed):
 
 def flatten(layers):
     """Weights and biases of all layers, in the model's order."""
-    return jnp.asarray(np.concatenate([np.concatenate([w.ravel(), b]) for w, b in layers]), jnp.float32)
+    return jnp.asarray(
+        np.concatenate([np.concatenate([w.ravel(), b]) for w, b in layers]), jnp.float32
+    )
 
 
 def fit(key, x, y, widths, theta=None, probability=0.5, **options):
     """A fit by backward elimination, from the start by matching pursuit unless ``theta`` is another."""
     if theta is None:
         theta = flatten(nt.guides.start_relu_network(key, x, y, widths))
-    guide = partial(nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_value(values={"theta": theta}))
+    guide = partial(
+        nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_value(values={"theta": theta})
+    )
     chosen = partial(model, probability=probability, widths=widths)
-    return nt.fit_support(key, chosen, guide, x, y, alpha=0.5, num_particles=200, **options)
+    return nt.fit_support(
+        key, chosen, guide, x, y, alpha=0.5, num_particles=200, **options
+    )
 
 
 @partial(jax.jit, static_argnames="widths")
@@ -137,7 +155,9 @@ def evaluate(result, target, d, widths):
     """What the tables hold of a fit."""
     rng = np.random.default_rng(10**6 + d)
     points = rng.uniform(-1.0, 1.0, (4000, d))
-    theta = result.guide.sample_posterior(jax.random.key(3), result.params, sample_shape=(100,))["theta"]
+    theta = result.guide.sample_posterior(
+        jax.random.key(3), result.params, sample_shape=(100,)
+    )["theta"]
     truth = jnp.asarray(TARGETS[target, d][0](points), jnp.float32)
     risk, risk_of_draws = risks(theta, jnp.asarray(points, jnp.float32), truth, widths)
     gates = np.asarray(result.params["theta_auto_probs"])
@@ -161,24 +181,46 @@ def run_inputs(targets, sizes, shapes, num_sets, num_steps, save):
     """One fit of each shape on each data set."""
     began, rows = time.perf_counter(), []
     shared = {depth: sum(len(s) == depth for s in shapes) for depth in map(len, shapes)}
-    for n, data, (target, d), widths in itertools.product(sizes, range(num_sets), targets, shapes):
+    for n, data, (target, d), widths in itertools.product(
+        sizes, range(num_sets), targets, shapes
+    ):
         key, total = jax.random.key(data), num_weights(d, widths)
         if total > n:
             continue
         x, y = draw(target, d, n, data)
         result = fit(key, x, y, widths, num_steps=num_steps)
         size = int(result.params["theta_auto_probs"].sum())
-        exact = nt.round_and_refit(key, result, num_weights=max(size, 1), num_steps=0, num_particles=200)
-        row = {"target": target, "d": d, "n": n, "data": data, "L": len(widths), "D": widths[0], "T": total}
+        exact = nt.round_and_refit(
+            key, result, num_weights=max(size, 1), num_steps=0, num_particles=200
+        )
+        row = {
+            "target": target,
+            "d": d,
+            "n": n,
+            "data": data,
+            "L": len(widths),
+            "D": widths[0],
+            "T": total,
+        }
         row |= evaluate(exact, target, d, widths)
         # Of independent gates with probability S/T, less that of S of T exactly.
         share = size / total
-        independent = -sum(k * np.log(p) for k, p in ((size, share), (total - size, 1.0 - share)) if k)
+        independent = -sum(
+            k * np.log(p) for k, p in ((size, share), (total - size, 1.0 - share)) if k
+        )
         row["kl_independent_less_exact"] = independent - log_binomial(total, size)
-        row["criterion"] = row["elbo"] - len(widths) * np.log(2.0) - np.log(shared[len(widths)]) - np.log(total)
+        row["criterion"] = (
+            row["elbo"]
+            - len(widths) * np.log(2.0)
+            - np.log(shared[len(widths)])
+            - np.log(total)
+        )
         rows.append(row | {"steps": len(result.losses)})
         if widths == shapes[-1]:
-            print(f"{time.perf_counter() - began:6.0f} s: n = {n}, {target}, d = {d}, data {data}", flush=True)
+            print(
+                f"{time.perf_counter() - began:6.0f} s: n = {n}, {target}, d = {d}, data {data}",
+                flush=True,
+            )
             save(pd.DataFrame(rows))
     return pd.DataFrame(rows)
 
@@ -187,13 +229,27 @@ def run_search(sizes, num_sets, num_steps):
     """The shape (24, 1, 16) under the prior of sparse_networks_study.py, on its data."""
     rows, widths = [], (16,)
     probability = 24.0 / num_weights(1, widths)
-    for target, n, data, restart in itertools.product(("smooth", "rough"), sizes, range(num_sets), range(2)):
+    for target, n, data, restart in itertools.product(
+        ("smooth", "rough"), sizes, range(num_sets), range(2)
+    ):
         x, y = draw(target, 1, n, data)
-        result = fit(jax.random.key(restart), x, y, widths, probability=probability, num_steps=num_steps)
-        rows.append({"target": target, "n": n, "data": data} | evaluate(result, target, 1, widths))
+        result = fit(
+            jax.random.key(restart),
+            x,
+            y,
+            widths,
+            probability=probability,
+            num_steps=num_steps,
+        )
+        rows.append(
+            {"target": target, "n": n, "data": data}
+            | evaluate(result, target, 1, widths)
+        )
     table = pd.DataFrame(rows)
     table = table.loc[table.groupby(["target", "n", "data"])["elbo"].idxmax()]
-    before = pd.read_csv(RESULTS / "sparse_networks_fits.csv").query("alpha == 0.5 and S == 24 and D == 16")
+    before = pd.read_csv(RESULTS / "sparse_networks_fits.csv").query(
+        "alpha == 0.5 and S == 24 and D == 16"
+    )
     after = before["elbo"] >= before["elbo_before"]
     for name in ("elbo", "risk"):
         before[name] = before[name].where(after, before[f"{name}_before"])
@@ -212,26 +268,40 @@ def run_search(sizes, num_sets, num_steps):
 def run_sizes(n, widths, num_steps):
     """Supports of S weights exactly, for a grid of S, from starts of about as many."""
     rows, total = [], num_weights(1, widths)
-    for target, size in itertools.product(("smooth", "rough"), (6, 12, 24, 36, 48, 60, 72, 84, total)):
+    for target, size in itertools.product(
+        ("smooth", "rough"), (6, 12, 24, 36, 48, 60, 72, 84, total)
+    ):
         if size <= total:
             x, y = draw(target, 1, n, 0)
             few = min(widths[0], max(1, size // 3))
-            (weights, biases), (last, shift) = nt.guides.start_relu_network(jax.random.key(0), x, y, (few,))
+            (weights, biases), (last, shift) = nt.guides.start_relu_network(
+                jax.random.key(0), x, y, (few,)
+            )
             pad = (0, widths[0] - few)
-            layers = [(np.pad(weights, ((0, 0), pad)), np.pad(biases, pad)), (np.pad(last, (pad, (0, 0))), shift)]
+            layers = [
+                (np.pad(weights, ((0, 0), pad)), np.pad(biases, pad)),
+                (np.pad(last, (pad, (0, 0))), shift),
+            ]
             options = {"num_weights": size, "num_steps": num_steps}
             result = fit(jax.random.key(0), x, y, widths, flatten(layers), **options)
             row = {"target": target, "S": size} | evaluate(result, target, 1, widths)
-            rows.append(row | {"kl": result.elbo.kl, "of supports": log_binomial(total, size)})
+            rows.append(
+                row | {"kl": result.elbo.kl, "of supports": log_binomial(total, size)}
+            )
     return pd.DataFrame(rows).drop(columns=["num_on", "irrelevant_on"])
 
 
 def select(fits):
     """Of each data set the fit with the largest criterion, with the theorem's rate at its (S, L, D)."""
-    found = fits.loc[fits.groupby(["target", "d", "n", "data"], sort=False)["criterion"].idxmax()].copy()
+    found = fits.loc[
+        fits.groupby(["target", "d", "n", "data"], sort=False)["criterion"].idxmax()
+    ].copy()
     # The talk counts layers of weights, one more than hidden layers.
     size, layers, n = found["num_on"], found["L"] + 1, found["n"]
-    rate = np.maximum(size * np.log(n * layers / size), layers * size * np.log(found["D"])) / n
+    rate = (
+        np.maximum(size * np.log(n * layers / size), layers * size * np.log(found["D"]))
+        / n
+    )
     return found.assign(rate=NOISE**2 * rate)
 
 
@@ -253,9 +323,14 @@ def fit_slopes(found):
             ("mean on n", "n", "risk"),
             ("r_n on n", "n", "rate"),
         ):
-            each = [slope(own[by].to_numpy(float), own[risk].to_numpy()) for _, own in part.groupby("data")]
+            each = [
+                slope(own[by].to_numpy(float), own[risk].to_numpy())
+                for _, own in part.groupby("data")
+            ]
             row[name] = np.mean(each)
-            row[f"{name}, se"] = np.std(each, ddof=1) / np.sqrt(len(each)) if len(each) > 1 else np.nan
+            row[f"{name}, se"] = (
+                np.std(each, ddof=1) / np.sqrt(len(each)) if len(each) > 1 else np.nan
+            )
         row["-2β/(2β+d)"] = -2.0 * beta / (2.0 * beta + d)
         row["with d of a term"] = -2.0 * beta / (2.0 * beta + effective)
         rows.append(row)
@@ -264,7 +339,9 @@ def fit_slopes(found):
 
 def summarise(found, fits):
     """Means over data sets."""
-    groups = found.assign(shape=[f"({a}, {b})" for a, b in zip(found["L"], found["D"], strict=True)])
+    groups = found.assign(
+        shape=[f"({a}, {b})" for a, b in zip(found["L"], found["D"], strict=True)]
+    )
     table = groups.groupby(["target", "d", "n"], sort=False).agg(
         risk=("risk", "mean"),
         risk_of_draws=("risk_of_draws", "mean"),
@@ -273,47 +350,91 @@ def summarise(found, fits):
         irrelevant=("irrelevant_on", "mean"),
         shapes=("shape", lambda names: ", ".join(sorted(set(names)))),
     )
-    best = fits.groupby(["target", "d", "n", "data"])["risk"].min().groupby(["target", "d", "n"]).mean()
+    best = (
+        fits.groupby(["target", "d", "n", "data"])["risk"]
+        .min()
+        .groupby(["target", "d", "n"])
+        .mean()
+    )
     table.insert(1, "least risk of all", best)
-    return table.reset_index().sort_values(["target", "d", "n"], ascending=[False, True, True])
+    return table.reset_index().sort_values(
+        ["target", "d", "n"], ascending=[False, True, True]
+    )
 
 
 def draw_figure(found):
     """Risks against n above, and against the theorem's rate below."""
     inputs = sorted(found["d"].unique())
     figure, axes = plt.subplots(
-        2, len(inputs), figsize=(11.0, 7.0), sharey=True, squeeze=False, layout="constrained"
+        2,
+        len(inputs),
+        figsize=(11.0, 7.0),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     for column, d in zip(axes.T, inputs, strict=True):
         for target, colour in (("rough", "tab:orange"), ("smooth", "tab:blue")):
             part = found.query("target == @target and d == @d")
             beta, effective = SMOOTHNESS[target], TARGETS[target, d][1]
-            for name, style, fill in (("risk_of_draws", "-", "full"), ("risk", ":", "none")):
+            for name, style, fill in (
+                ("risk_of_draws", "-", "full"),
+                ("risk", ":", "none"),
+            ):
                 words = f"{target}: {'draws, E_q' if name == 'risk_of_draws' else 'posterior mean'}"
                 grouped = part.groupby("n")[name].mean()
-                column[0].plot(grouped.index, grouped, f"o{style}", color=colour, fillstyle=fill, label=words)
-                column[1].plot(part["rate"], part[name], "o", color=colour, fillstyle=fill, markersize=4)
+                column[0].plot(
+                    grouped.index,
+                    grouped,
+                    f"o{style}",
+                    color=colour,
+                    fillstyle=fill,
+                    label=words,
+                )
+                column[1].plot(
+                    part["rate"],
+                    part[name],
+                    "o",
+                    color=colour,
+                    fillstyle=fill,
+                    markersize=4,
+                )
             first = part.groupby("n")["risk_of_draws"].mean()
             ns = first.index.to_numpy(float)
             for dimension, dash in {d: "--", effective: "-."}.items():
-                line = first.iloc[0] * (ns / ns[0]) ** (-2.0 * beta / (2.0 * beta + dimension))
+                line = first.iloc[0] * (ns / ns[0]) ** (
+                    -2.0 * beta / (2.0 * beta + dimension)
+                )
                 column[0].plot(ns, line, dash, color="black", linewidth=0.8)
         ends = found.query("d == @d")["rate"].agg(["min", "max"]).to_numpy()
         column[1].plot(ends, ends, "k:", linewidth=1.0)
-        column[0].set(xscale="log", yscale="log", xlabel="number of data", title=f"d = {d}")
-        column[1].set(xscale="log", yscale="log", xlabel="σ² r_n at the selected (S, L, D)")
+        column[0].set(
+            xscale="log", yscale="log", xlabel="number of data", title=f"d = {d}"
+        )
+        column[1].set(
+            xscale="log", yscale="log", xlabel="σ² r_n at the selected (S, L, D)"
+        )
         for ax in column:
             ax.grid(alpha=0.3)
     for ax in axes[:, 0]:
         ax.set_ylabel("squared distance to the target")
     handles, words = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, words, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
+    figure.legend(
+        handles,
+        words,
+        loc="outside lower center",
+        ncols=4,
+        fontsize="small",
+        frameon=False,
+    )
     return figure
 
 
 def main():
     """Run the study and write its tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -322,17 +443,33 @@ def main():
     sizes, shapes, num_sets, num_steps = (
         ([70], [(16,)], 1, 10)
         if options.small
-        else ([100, 300, 1000, 3000, 10_000], [(8,), (16,), (32,), (64,), (8, 8)], 3, 300)
+        else (
+            [100, 300, 1000, 3000, 10_000],
+            [(8,), (16,), (32,), (64,), (8, 8)],
+            3,
+            300,
+        )
     )
     began = time.perf_counter()
 
     def write(table, name, form="%.6g", **how):
-        table.to_csv(options.output / f"sparse_networks_{name}.csv", float_format=form, **how)
+        table.to_csv(
+            options.output / f"sparse_networks_{name}.csv", float_format=form, **how
+        )
 
     search_sizes = [50] if options.small else [50, 100, 200, 400, 800, 1600]
     longer = num_steps if options.small else 500
-    write(run_search(search_sizes, num_sets, longer).reset_index(), "search", "%.4g", index=False)
-    of_size = run_sizes(50, (16,), longer) if options.small else run_sizes(1600, (32,), longer)
+    write(
+        run_search(search_sizes, num_sets, longer).reset_index(),
+        "search",
+        "%.4g",
+        index=False,
+    )
+    of_size = (
+        run_sizes(50, (16,), longer)
+        if options.small
+        else run_sizes(1600, (32,), longer)
+    )
     write(of_size, "size", "%.5g", index=False)
     targets = [key for key in TARGETS if key[1] < 5 or not options.small]
 

@@ -36,7 +36,9 @@ ARCHITECTURES = [(12, 1, 8), (24, 1, 16), (48, 1, 32), (24, 2, 8), (24, 3, 8)]
 AT_ALPHA_ONE = (24, 1, 16)
 TARGETS = {
     "smooth": lambda x: np.sin(np.pi * x),
-    "rough": lambda x: 0.5 * sum(2.0 ** (-k / 2) * np.cos(2.0**k * np.pi * x) for k in range(7)),
+    "rough": lambda x: (
+        0.5 * sum(2.0 ** (-k / 2) * np.cos(2.0**k * np.pi * x) for k in range(7))
+    ),
 }
 
 
@@ -56,7 +58,10 @@ def network(theta, x, depth, width):
     hidden, start = x, 0
     sizes = layer_sizes(depth, width)
     for k, (a, b) in enumerate(sizes):
-        weights, biases = theta[start : start + a * b].reshape(a, b), theta[start + a * b : start + (a + 1) * b]
+        weights, biases = (
+            theta[start : start + a * b].reshape(a, b),
+            theta[start + a * b : start + (a + 1) * b],
+        )
         hidden = hidden @ weights + biases
         hidden = jax.nn.relu(hidden) if k + 1 < len(sizes) else hidden
         start += (a + 1) * b
@@ -78,13 +83,18 @@ def start_at(rng_key, depth, width):
     parts = []
     for k, (a, b) in enumerate(layer_sizes(depth, width)):
         one, two = jax.random.split(jax.random.fold_in(rng_key, k))
-        parts += [jax.random.normal(one, (a * b,)) * np.sqrt(2.0 / a), jax.random.uniform(two, (b,), minval=-1.0)]
+        parts += [
+            jax.random.normal(one, (a * b,)) * np.sqrt(2.0 / a),
+            jax.random.uniform(two, (b,), minval=-1.0),
+        ]
     return jnp.concatenate(parts)
 
 
 def guide_of(tempered, temperature):
     """Gates open at the start, and slabs narrow."""
-    return nt.guides.AutoSpikeAndSlab(tempered, temperature=temperature, init_probs=0.9, init_scale=0.02)
+    return nt.guides.AutoSpikeAndSlab(
+        tempered, temperature=temperature, init_probs=0.9, init_scale=0.02
+    )
 
 
 def annealing(num_steps):
@@ -93,7 +103,9 @@ def annealing(num_steps):
 
 
 @partial(jax.jit, static_argnames=("depth", "width", "num_steps", "num_refit_steps"))
-def study(rng_key, x, y, truth, alpha, num_on, depth, width, num_steps, num_refit_steps):
+def study(
+    rng_key, x, y, truth, alpha, num_on, depth, width, num_steps, num_refit_steps
+):
     """One restart on one data set: fit, round, refit, evaluate. To be vmapped over key, x and y."""
     keys = jax.random.split(rng_key, 6)
     args = (x, num_on, depth, width, y)
@@ -107,16 +119,24 @@ def study(rng_key, x, y, truth, alpha, num_on, depth, width, num_steps, num_refi
 
         svi = SVI(tempered, guide, Adam(schedule), TraceMeanField_ELBO())
         state = svi.init(rng_key, *args, init_params=init_params)
-        state, losses = jax.lax.scan(lambda s, _: svi.update(s, *args), state, length=num_steps)
+        state, losses = jax.lax.scan(
+            lambda s, _: svi.update(s, *args), state, length=num_steps
+        )
         return svi.get_params(state), -jnp.mean(losses[-num_steps // 20 :])
 
     start = start_at(keys[0], depth, width)
-    init = {"loc": start, "probs": jnp.full_like(start, 0.9), "scale": jnp.full_like(start, 0.02)}
+    init = {
+        "loc": start,
+        "probs": jnp.full_like(start, 0.9),
+        "scale": jnp.full_like(start, 0.02),
+    }
     init = {f"theta_auto_{k}": v for k, v in init.items()}
     params, relaxed = run(keys[1], guide, init, 0.04, num_steps)
     gates = (params["theta_auto_probs"] >= 0.5).astype(start.dtype)
     slabs = {k: v for k, v in params.items() if not k.endswith("probs")}
-    refitted, _ = run(keys[2], guide.with_gates({"theta": gates}), slabs, 0.01, num_refit_steps)
+    refitted, _ = run(
+        keys[2], guide.with_gates({"theta": gates}), slabs, 0.01, num_refit_steps
+    )
     rounded = refitted | {"theta_auto_probs": gates}
 
     def evaluate(rng_key, params):
@@ -126,9 +146,13 @@ def study(rng_key, x, y, truth, alpha, num_on, depth, width, num_steps, num_refi
             return -TraceMeanField_ELBO().loss(key, params, tempered, hard, *args)
 
         elbos = jax.lax.map(particle, jax.random.split(rng_key, 200), batch_size=50)
-        q = nt.distributions.SpikeAndSlab(*(params[f"theta_auto_{k}"] for k in ("probs", "loc", "scale")))
+        q = nt.distributions.SpikeAndSlab(
+            *(params[f"theta_auto_{k}"] for k in ("probs", "loc", "scale"))
+        )
         drawn = jax.lax.map(
-            lambda theta: network(theta, GRID, depth, width), q.sample(keys[5], (200,)), batch_size=50
+            lambda theta: network(theta, GRID, depth, width),
+            q.sample(keys[5], (200,)),
+            batch_size=50,
         )
         mean = jnp.mean(drawn, axis=0)
         return {
@@ -142,7 +166,9 @@ def study(rng_key, x, y, truth, alpha, num_on, depth, width, num_steps, num_refi
 
     soft, hard = evaluate(keys[3], params), evaluate(keys[4], rounded)
     return {"relaxed": relaxed, "num_on": jnp.sum(gates)} | {
-        f"{k}{suffix}": v for suffix, part in (("", hard), ("_before", soft)) for k, v in part.items()
+        f"{k}{suffix}": v
+        for suffix, part in (("", hard), ("_before", soft))
+        for k, v in part.items()
     }
 
 
@@ -156,9 +182,13 @@ def draw(target, n, seed):
 
 def main():
     """Run the study and write its tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parents[2] / "docs" / "results")
+    parser.add_argument(
+        "--output", type=Path, default=Path(__file__).parents[2] / "docs" / "results"
+    )
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     sizes, architectures, num_steps, num_refit_steps, num_sets, num_restarts = (
@@ -170,38 +200,88 @@ def main():
     for n in sizes:
         for size, depth, width in architectures:
             for target in TARGETS:
-                truth = jnp.asarray(TARGETS[target](np.asarray(GRID[:, 0])), jnp.float32)
+                truth = jnp.asarray(
+                    TARGETS[target](np.asarray(GRID[:, 0])), jnp.float32
+                )
                 sets = [draw(target, n, seed) for seed in range(num_sets)]
-                x, y = (np.repeat(np.stack(part), num_restarts, axis=0) for part in zip(*sets, strict=True))
+                x, y = (
+                    np.repeat(np.stack(part), num_restarts, axis=0)
+                    for part in zip(*sets, strict=True)
+                )
                 keys = jax.random.split(jax.random.key(n), num_sets * num_restarts)
-                for alpha in (0.5, 1.0) if (size, depth, width) == AT_ALPHA_ONE else (0.5,):
+                for alpha in (
+                    (0.5, 1.0) if (size, depth, width) == AT_ALPHA_ONE else (0.5,)
+                ):
                     one = partial(
-                        study, depth=depth, width=width, num_steps=num_steps, num_refit_steps=num_refit_steps
+                        study,
+                        depth=depth,
+                        width=width,
+                        num_steps=num_steps,
+                        num_refit_steps=num_refit_steps,
                     )
                     program = jax.vmap(one, (0, 0, 0, None, None, None))
-                    found = jax.device_get(program(keys, x, y, truth, alpha, float(size)))
+                    found = jax.device_get(
+                        program(keys, x, y, truth, alpha, float(size))
+                    )
                     for i in range(num_sets * num_restarts):
-                        row = {"target": target, "n": n, "alpha": alpha, "S": size, "L": depth, "D": width}
+                        row = {
+                            "target": target,
+                            "n": n,
+                            "alpha": alpha,
+                            "S": size,
+                            "L": depth,
+                            "D": width,
+                        }
                         row |= {"data": i // num_restarts, "restart": i % num_restarts}
-                        rows.append(row | {k: v[i] for k, v in found.items() if np.ndim(v) == 1})
-                    if alpha == 0.5 and n in (sizes[0], sizes[len(sizes) // 2], sizes[-1]):
+                        rows.append(
+                            row | {k: v[i] for k, v in found.items() if np.ndim(v) == 1}
+                        )
+                    if alpha == 0.5 and n in (
+                        sizes[0],
+                        sizes[len(sizes) // 2],
+                        sizes[-1],
+                    ):
                         best = int(np.argmax(found["elbo"][:num_restarts]))
                         shown = {"x": GRID[::4, 0], "mean": found["mean"][best, ::4]}
-                        shown |= {k: found["band"][best, j, ::4] for j, k in enumerate(("low", "high"))}
-                        curve = pd.DataFrame({k: np.asarray(v) for k, v in shown.items()})
-                        named = {"target": target, "n": n, "alpha": alpha, "S": size, "L": depth, "D": width}
+                        shown |= {
+                            k: found["band"][best, j, ::4]
+                            for j, k in enumerate(("low", "high"))
+                        }
+                        curve = pd.DataFrame(
+                            {k: np.asarray(v) for k, v in shown.items()}
+                        )
+                        named = {
+                            "target": target,
+                            "n": n,
+                            "alpha": alpha,
+                            "S": size,
+                            "L": depth,
+                            "D": width,
+                        }
                         curves.append(curve.assign(**named))
                 print(
-                    f"{time.perf_counter() - began:6.0f} s: n = {n}, {(size, depth, width)}, {target}", flush=True
+                    f"{time.perf_counter() - began:6.0f} s: n = {n}, {(size, depth, width)}, {target}",
+                    flush=True,
                 )
         fits = pd.DataFrame(rows)
-        fits.to_csv(options.output / "sparse_networks_fits.csv", index=False, float_format="%.6g")
-        pd.concat(curves).to_csv(options.output / "sparse_networks_curves.csv", index=False, float_format="%.4g")
+        fits.to_csv(
+            options.output / "sparse_networks_fits.csv",
+            index=False,
+            float_format="%.6g",
+        )
+        pd.concat(curves).to_csv(
+            options.output / "sparse_networks_curves.csv",
+            index=False,
+            float_format="%.4g",
+        )
     sizes_text = (
-        f"n = {sizes}, architectures (S, L, D) {architectures}, {num_sets} data sets, {num_restarts} restarts"
+        f"n = {sizes}, architectures (S, L, D) {architectures}, "
+        f"{num_sets} data sets, {num_restarts} restarts"
     )
     text = provenance.describe(f"{sizes_text}, {num_steps} + {num_refit_steps} steps")
-    (options.output / "sparse_networks.txt").write_text(f"{text}seconds: {time.perf_counter() - began:.0f}\n")
+    (options.output / "sparse_networks.txt").write_text(
+        f"{text}seconds: {time.perf_counter() - began:.0f}\n"
+    )
 
 
 if __name__ == "__main__":

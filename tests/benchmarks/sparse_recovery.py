@@ -36,7 +36,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sparse"))
 from sparse_oracles import design, enumerate_linear
 
 ALPHAS = (0.5, 1.0)
-METHODS = [*(f"spike and slab, alpha = {alpha:g}" for alpha in ALPHAS), "lasso, cross-validated"]
+METHODS = [
+    *(f"spike and slab, alpha = {alpha:g}" for alpha in ALPHAS),
+    "lasso, cross-validated",
+]
 DESIGNS = {"independent": 0.0, "correlated .7": 0.7}
 
 
@@ -54,12 +57,16 @@ def recovery(num_seeds, n=100, d=500, num_true=10, num_restarts=10):
             x, new = design([seed, 3], n, d, rho), design([seed, 4], 1000, d, rho)
             theta = np.zeros(d)
             chosen = rng.choice(d, num_true, replace=False)
-            theta[chosen] = rng.choice([-1.0, 1.0], num_true) * rng.uniform(0.5, 2.0, num_true)
+            theta[chosen] = rng.choice([-1.0, 1.0], num_true) * rng.uniform(
+                0.5, 2.0, num_true
+            )
             y = x @ theta + rng.normal(size=n)
             for method, alpha in zip(METHODS, (*ALPHAS, None), strict=True):
                 if alpha is None:
                     found, seconds = timed(
-                        lambda x=x, y=y: LassoCV(cv=5, fit_intercept=False, max_iter=20_000).fit(x, y)
+                        lambda x=x, y=y: LassoCV(
+                            cv=5, fit_intercept=False, max_iter=20_000
+                        ).fit(x, y)
                     )
                     estimate, selected = found.coef_, np.flatnonzero(found.coef_)
                 else:
@@ -80,7 +87,10 @@ def recovery(num_seeds, n=100, d=500, num_true=10, num_restarts=10):
                     if seed == 0:
                         run()
                     found, seconds = timed(run)
-                    estimate, selected = np.asarray(found.posterior.mean), nt.sparse.selected(found)
+                    estimate, selected = (
+                        np.asarray(found.posterior.mean),
+                        nt.sparse.selected(found),
+                    )
                 right = np.isin(selected, chosen).sum()
                 rows.append(
                     {
@@ -89,9 +99,12 @@ def recovery(num_seeds, n=100, d=500, num_true=10, num_restarts=10):
                         "seed": seed,
                         "selected": len(selected),
                         "true positive rate": right / num_true,
-                        "false discoveries": (len(selected) - right) / max(1, len(selected)),
+                        "false discoveries": (len(selected) - right)
+                        / max(1, len(selected)),
                         "estimation error": np.linalg.norm(estimate - theta),
-                        "prediction error": np.sqrt(np.mean((new @ (estimate - theta)) ** 2)),
+                        "prediction error": np.sqrt(
+                            np.mean((new @ (estimate - theta)) ** 2)
+                        ),
                         "noise": np.nan if alpha is None else float(found.noise_scale),
                         "seconds": seconds,
                     }
@@ -122,7 +135,9 @@ def enumeration(num_seeds, n=50, d=10):
                         "seed": seed,
                         "gap": evidence - float(found.elbo),
                         "error": error.max(),
-                        "wrong side of 1/2": np.sum((np.asarray(found.inclusion_probs) > 0.5) != (probs > 0.5)),
+                        "wrong side of 1/2": np.sum(
+                            (np.asarray(found.inclusion_probs) > 0.5) != (probs > 0.5)
+                        ),
                     }
                 )
                 if rows[-1]["gap"] < 0.0:
@@ -132,12 +147,19 @@ def enumeration(num_seeds, n=50, d=10):
 
 def with_products(train, test):
     """All columns and products of two, each in units of its deviation in the training rows."""
-    scaler, products = StandardScaler().fit(train), PolynomialFeatures(2, include_bias=False)
-    first, second = (products.fit_transform(scaler.transform(part)) for part in (train, test))
+    scaler, products = (
+        StandardScaler().fit(train),
+        PolynomialFeatures(2, include_bias=False),
+    )
+    first, second = (
+        products.fit_transform(scaler.transform(part)) for part in (train, test)
+    )
     scaler = StandardScaler().fit(first)
     first, second = scaler.transform(first), scaler.transform(second)
     # The square of a column of two values is that column again.
-    again = np.any(np.triu(np.abs(first.T @ first) / len(first), 1) > 1.0 - 1e-9, axis=0)
+    again = np.any(
+        np.triu(np.abs(first.T @ first) / len(first), 1) > 1.0 - 1e-9, axis=0
+    )
     return first[:, ~again], second[:, ~again]
 
 
@@ -174,8 +196,13 @@ def real(num_splits):
                         Cs=np.logspace(-3, 2, 11), cv=5, l1_ratios=(1.0,), solver="liblinear",
                         scoring="neg_log_loss", use_legacy_attributes=False,
                     )  # fmt: skip
-                    found, seconds = timed(lambda model=model, x=x, y=y: model.fit(x, y))
-                probability, selected = found.predict_proba(new)[:, 1], np.count_nonzero(found.coef_)
+                    found, seconds = timed(
+                        lambda model=model, x=x, y=y: model.fit(x, y)
+                    )
+                probability, selected = (
+                    found.predict_proba(new)[:, 1],
+                    np.count_nonzero(found.coef_),
+                )
             else:
 
                 def run(x=x, y=y, alpha=alpha, key=key):
@@ -193,19 +220,35 @@ def real(num_splits):
 
                 run()
                 found, seconds = timed(run)
-                probability = np.asarray(nt.sparse.predict_proba(key, found, new, 4000).mean, float)
+                probability = np.asarray(
+                    nt.sparse.predict_proba(key, found, new, 4000).mean, float
+                )
                 selected = len(nt.sparse.selected(found))
             wrong = np.mean((probability > 0.5) != truth)
-            record("breast cancer", method, x, split, selected, log_loss(truth, probability), wrong, seconds)
+            record(
+                "breast cancer",
+                method,
+                x,
+                split,
+                selected,
+                log_loss(truth, probability),
+                wrong,
+                seconds,
+            )
         sugar = load_diabetes(scaled=False)
         order = rng.permutation(len(sugar.target))
         train, test = order[110:], order[:110]
         x, new = with_products(sugar.data[train], sugar.data[test])
         centre, unit = sugar.target[train].mean(), sugar.target[train].std()
-        y, truth = (sugar.target[train] - centre) / unit, (sugar.target[test] - centre) / unit
+        y, truth = (
+            (sugar.target[train] - centre) / unit,
+            (sugar.target[test] - centre) / unit,
+        )
         for method, alpha in zip(METHODS, (*ALPHAS, None), strict=True):
             if alpha is None:
-                found, seconds = timed(lambda x=x, y=y: LassoCV(cv=5, max_iter=20_000).fit(x, y))
+                found, seconds = timed(
+                    lambda x=x, y=y: LassoCV(cv=5, max_iter=20_000).fit(x, y)
+                )
                 mean, selected = found.predict(new), np.count_nonzero(found.coef_)
                 # In-sample, as its predictions have no variance.
                 scale = np.full(len(new), np.std(y - found.predict(x)))
@@ -221,10 +264,23 @@ def real(num_splits):
 
                 run()
                 found, seconds = timed(run)
-                mean, scale = (np.asarray(part, float) for part in nt.sparse.predict(found, new))
+                mean, scale = (
+                    np.asarray(part, float) for part in nt.sparse.predict(found, new)
+                )
                 selected = len(nt.sparse.selected(found))
-            loss = np.mean(0.5 * np.log(2 * np.pi * scale**2) + 0.5 * ((truth - mean) / scale) ** 2)
-            record("diabetes", method, x, split, selected, loss, np.sqrt(np.mean((truth - mean) ** 2)), seconds)
+            loss = np.mean(
+                0.5 * np.log(2 * np.pi * scale**2) + 0.5 * ((truth - mean) / scale) ** 2
+            )
+            record(
+                "diabetes",
+                method,
+                x,
+                split,
+                selected,
+                loss,
+                np.sqrt(np.mean((truth - mean) ** 2)),
+                seconds,
+            )
     return pd.DataFrame(rows)
 
 
@@ -232,7 +288,9 @@ def against_lasso(summary, level):
     """Times as ratios to the lasso's."""
     seconds = summary.pop("seconds")
     of_lasso = seconds.xs(METHODS[-1], level="method").groupby(level).first()
-    summary["time / lasso's"] = seconds / of_lasso.loc[summary.index.get_level_values(level)].to_numpy()
+    summary["time / lasso's"] = (
+        seconds / of_lasso.loc[summary.index.get_level_values(level)].to_numpy()
+    )
     return summary
 
 
@@ -240,17 +298,41 @@ def draw(found, exact, path):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 3, figsize=(12, 7), layout="constrained")
-    labels = ["spike and slab\nalpha = 1/2", "spike and slab\nalpha = 1", "lasso\n(5-fold CV)"]
-    panels = ["true positive rate", "false discoveries", "estimation error", "prediction error"]
+    labels = [
+        "spike and slab\nalpha = 1/2",
+        "spike and slab\nalpha = 1",
+        "lasso\n(5-fold CV)",
+    ]
+    panels = [
+        "true positive rate",
+        "false discoveries",
+        "estimation error",
+        "prediction error",
+    ]
     rng = np.random.default_rng(0)
     for axis, column in zip(axes.flat, panels, strict=False):
         for i, name in enumerate(DESIGNS):
             for j, method in enumerate(METHODS):
-                values = found.loc[(found["design"] == name) & (found["method"] == method), column]
+                values = found.loc[
+                    (found["design"] == name) & (found["method"] == method), column
+                ]
                 at = j + 0.3 * (i - 0.5)
-                axis.plot(at + rng.uniform(-0.08, 0.08, len(values)), values, "o", color=f"C{i}", ms=3, alpha=0.4)
+                axis.plot(
+                    at + rng.uniform(-0.08, 0.08, len(values)),
+                    values,
+                    "o",
+                    color=f"C{i}",
+                    ms=3,
+                    alpha=0.4,
+                )
                 label = name if j == 0 else None
-                axis.plot([at - 0.12, at + 0.12], [values.mean()] * 2, color=f"C{i}", linewidth=3, label=label)
+                axis.plot(
+                    [at - 0.12, at + 0.12],
+                    [values.mean()] * 2,
+                    color=f"C{i}",
+                    linewidth=3,
+                    label=label,
+                )
         axis.set_xticks(range(3), labels, fontsize=8)
         axis.set_title(column)
         axis.set_ylim(bottom=0.0)
@@ -263,8 +345,16 @@ def draw(found, exact, path):
         for k, (alpha, marker) in enumerate(zip(ALPHAS, "os", strict=True)):
             groups = exact[exact["alpha"] == alpha].groupby("correlation")[column]
             low, middle, high = (groups.quantile(q) for q in (0.1, 0.5, 0.9))
-            axis.fill_between(middle.index, low, high, color=f"C{k + 2}", alpha=0.2, linewidth=0)
-            axis.plot(middle.index, groups.mean(), marker=marker, color=f"C{k + 2}", label=f"alpha = {alpha:g}")
+            axis.fill_between(
+                middle.index, low, high, color=f"C{k + 2}", alpha=0.2, linewidth=0
+            )
+            axis.plot(
+                middle.index,
+                groups.mean(),
+                marker=marker,
+                color=f"C{k + 2}",
+                label=f"alpha = {alpha:g}",
+            )
         axis.set(xlabel="correlation of neighbours", title=title)
         axis.set_ylim(bottom=0.0)
         axis.legend(loc="upper left", fontsize=8)
@@ -275,12 +365,18 @@ def draw(found, exact, path):
 def main():
     """Run all three, write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="one seed and one split, d = 100")
-    parser.add_argument("--output", type=Path, help="folder for results; none are written without it")
+    parser.add_argument(
+        "--small", action="store_true", help="one seed and one split, d = 100"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder for results; none are written without it"
+    )
     options = parser.parse_args()
     num_seeds, num_exact, num_splits = (1, 1, 1) if options.small else (20, 20, 10)
     found = recovery(num_seeds, d=100 if options.small else 500)
-    summary = found.drop(columns="seed").groupby(["design", "method"], sort=False).mean()
+    summary = (
+        found.drop(columns="seed").groupby(["design", "method"], sort=False).mean()
+    )
     summary = against_lasso(summary, "design")
     print(summary.round(3).to_string(), flush=True)
     exact = enumeration(num_exact, d=6 if options.small else 10)
@@ -300,9 +396,13 @@ def main():
     groups = held_out.groupby(["data", "n", "d", "method"], sort=False)[columns]
     of_real = against_lasso(groups.mean(), "data")
     # Splits share their rows: the error of a difference, paired by split, is what methods are compared by.
-    lasso = held_out[held_out["method"] == METHODS[-1]].set_index(["data", "split"])["held-out loss"]
+    lasso = held_out[held_out["method"] == METHODS[-1]].set_index(["data", "split"])[
+        "held-out loss"
+    ]
     index = pd.MultiIndex.from_frame(held_out[["data", "split"]])
-    held_out["behind"] = held_out["held-out loss"].to_numpy() - lasso.loc[index].to_numpy()
+    held_out["behind"] = (
+        held_out["held-out loss"].to_numpy() - lasso.loc[index].to_numpy()
+    )
     behind = held_out.groupby(["data", "n", "d", "method"], sort=False)["behind"]
     of_real["loss - lasso's"], of_real["its se"] = behind.mean(), behind.sem()
     print(of_real.round(3).to_string(), flush=True)
@@ -320,7 +420,9 @@ def main():
         )
         parts = (summary.round(3), table.round(3), of_real.round(3))
         text = "\n\n".join(part.to_string() for part in parts)
-        (options.output / "sparse_recovery.txt").write_text(describe(sizes) + "\n" + text + "\n")
+        (options.output / "sparse_recovery.txt").write_text(
+            describe(sizes) + "\n" + text + "\n"
+        )
 
 
 if __name__ == "__main__":

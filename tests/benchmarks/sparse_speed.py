@@ -17,7 +17,9 @@ import time
 from pathlib import Path
 
 # One core for both, before any of their thread pools exists.
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+os.environ["XLA_FLAGS"] = (
+    "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+)
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
@@ -42,7 +44,9 @@ def loops(fastmath):
     """The sweep and the iterations, by numba."""
 
     @numba.njit(fastmath=fastmath)
-    def one_sweep(columns, residual, mean, probs, locs, scales, norms, log_odds, precision, slab):
+    def one_sweep(
+        columns, residual, mean, probs, locs, scales, norms, log_odds, precision, slab
+    ):
         d, n = columns.shape
         for j in range(d):
             product = norms[j] * mean[j]
@@ -51,7 +55,12 @@ def loops(fastmath):
             square = 1.0 / (precision * norms[j] + 1.0 / (slab * slab))
             loc = square * precision * product
             scale = np.sqrt(square)
-            prob = 1.0 / (1.0 + np.exp(-(log_odds[j] + np.log(scale / slab) + 0.5 * loc * loc / square)))
+            prob = 1.0 / (
+                1.0
+                + np.exp(
+                    -(log_odds[j] + np.log(scale / slab) + 0.5 * loc * loc / square)
+                )
+            )
             move = prob * loc - mean[j]
             for i in range(n):
                 residual[i] -= move * columns[j, i]
@@ -70,7 +79,9 @@ def loops(fastmath):
         for j in range(len(probs)):
             p = probs[j]
             ratio = scales[j] / slab
-            slab_kl = 0.5 * (ratio * ratio + (locs[j] / slab) ** 2 - 1.0) - np.log(ratio)
+            slab_kl = 0.5 * (ratio * ratio + (locs[j] / slab) ** 2 - 1.0) - np.log(
+                ratio
+            )
             gate = 0.0
             if p > 0.0:
                 gate += p * np.log(p / prob)
@@ -80,8 +91,33 @@ def loops(fastmath):
         return total
 
     @numba.njit(fastmath=fastmath)
-    def linear(columns, y, residual, mean, probs, locs, scales, norms, log_odds, alpha, v, prob, slab):
-        one_sweep(columns, residual, mean, probs, locs, scales, norms, log_odds, alpha / v, slab)
+    def linear(
+        columns,
+        y,
+        residual,
+        mean,
+        probs,
+        locs,
+        scales,
+        norms,
+        log_odds,
+        alpha,
+        v,
+        prob,
+        slab,
+    ):
+        one_sweep(
+            columns,
+            residual,
+            mean,
+            probs,
+            locs,
+            scales,
+            norms,
+            log_odds,
+            alpha / v,
+            slab,
+        )
         refresh(columns, y, mean, residual)
         error = 0.0
         for i in range(len(y)):
@@ -95,7 +131,20 @@ def loops(fastmath):
 
     @numba.njit(fastmath=fastmath)
     def logistic(
-        columns, y, scaled, predictor, xi, mean, probs, locs, scales, norms, log_odds, alpha, prob, slab
+        columns,
+        y,
+        scaled,
+        predictor,
+        xi,
+        mean,
+        probs,
+        locs,
+        scales,
+        norms,
+        log_odds,
+        alpha,
+        prob,
+        slab,
     ):
         d, n = columns.shape
         root, residual = np.empty_like(y), np.empty_like(y)
@@ -108,7 +157,9 @@ def loops(fastmath):
                 scaled[j, i] = columns[j, i] * root[i]
                 total += scaled[j, i] * scaled[j, i]
             norms[j] = total
-        one_sweep(scaled, residual, mean, probs, locs, scales, norms, log_odds, alpha, slab)
+        one_sweep(
+            scaled, residual, mean, probs, locs, scales, norms, log_odds, alpha, slab
+        )
         square = np.zeros_like(y)
         predictor[:] = 0.0
         for j in range(d):
@@ -120,7 +171,9 @@ def loops(fastmath):
         bound = 0.0
         for i in range(n):
             xi[i] = np.sqrt(predictor[i] * predictor[i] + square[i])
-            bound += (y[i] - 0.5) * predictor[i] - 0.5 * xi[i] - np.log1p(np.exp(-xi[i]))
+            bound += (
+                (y[i] - 0.5) * predictor[i] - 0.5 * xi[i] - np.log1p(np.exp(-xi[i]))
+            )
         return alpha * bound - kl(probs, locs, scales, prob, slab)
 
     return one_sweep, linear, logistic
@@ -132,7 +185,11 @@ def data(n, d, dtype):
     theta = np.zeros(d)
     theta[: d // 100] = rng.normal(size=d // 100)
     u = x @ theta
-    return x.astype(dtype), (u + rng.normal(size=n)).astype(dtype), (u > 0.0).astype(dtype)
+    return (
+        x.astype(dtype),
+        (u + rng.normal(size=n)).astype(dtype),
+        (u > 0.0).astype(dtype),
+    )
 
 
 def compiled(function, *args):
@@ -140,28 +197,44 @@ def compiled(function, *args):
     jitted = jax.jit(function)
     begin = time.perf_counter()
     out = jax.block_until_ready(jitted(*args))
-    return (lambda: jax.block_until_ready(jitted(*args))), out, time.perf_counter() - begin
+    return (
+        (lambda: jax.block_until_ready(jitted(*args))),
+        out,
+        time.perf_counter() - begin,
+    )
 
 
 def ours(x, y, classes, v):
     """What is measured of ours, by name: calls, results, times of first calls; and the means they lead to."""
     (n, d), dtype = x.shape, x.dtype
     x, y, classes, alpha = (jnp.asarray(part, dtype) for part in (x, y, classes, ALPHA))
-    prior = SpikeSlab(jnp.full(d, LAMBDA, dtype), jnp.zeros(d, dtype), jnp.full(d, SLAB, dtype))
+    prior = SpikeSlab(
+        jnp.full(d, LAMBDA, dtype), jnp.zeros(d, dtype), jnp.full(d, SLAB, dtype)
+    )
     start = Start(jnp.zeros(d, dtype), jnp.arange(d))
     design, blocked = block_design(blocks(x.T)), block_prior(prior)
     linear = linear_ascent(
-        Regression(x, y, prior, jnp.zeros(d), None), start, alpha, Estimated(jnp.zeros((), dtype))
+        Regression(x, y, prior, jnp.zeros(d), None),
+        start,
+        alpha,
+        Estimated(jnp.zeros((), dtype)),
     )
-    step, begin = logistic_ascent(Regression(x, classes, prior, jnp.zeros(d), None), start, alpha)
+    step, begin = logistic_ascent(
+        Regression(x, classes, prior, jnp.zeros(d), None), start, alpha
+    )
     # At xi = 0 the loop would divide 0 by 0.
     begin = begin._replace(xi=jnp.ones(n, dtype))
     runs = {
-        "sweep": compiled(sweep, design, blocked, alpha / v, y, blocks(jnp.zeros(d, dtype))),
+        "sweep": compiled(
+            sweep, design, blocked, alpha / v, y, blocks(jnp.zeros(d, dtype))
+        ),
         "iteration, linear": compiled(*linear),
         "iteration, logistic": compiled(step, begin),
     }
-    means = [runs["sweep"][1].mean, *(runs[name][1][0].q.mean for name in list(runs)[1:])]
+    means = [
+        runs["sweep"][1].mean,
+        *(runs[name][1][0].q.mean for name in list(runs)[1:]),
+    ]
     return runs, [np.ravel(mean)[:d] for mean in means]
 
 
@@ -179,17 +252,31 @@ def theirs(x, y, classes, v, fastmath):
     def of_sweep():
         residual[:] = y
         mean[:] = 0.0
-        one_sweep(columns, residual, mean, *factors, norms, log_odds, dtype(alpha / v), slab)
+        one_sweep(
+            columns, residual, mean, *factors, norms, log_odds, dtype(alpha / v), slab
+        )
 
     def of_linear():
         residual[:] = y
         mean[:] = 0.0
-        return linear(columns, y, residual, mean, *factors, norms, log_odds, alpha, v, prob, slab)[1]
+        return linear(
+            columns, y, residual, mean, *factors, norms, log_odds, alpha, v, prob, slab
+        )[1]
 
     def of_logistic():
         mean[:] = 0.0
         predictor, xi = np.zeros(n, dtype), np.ones(n, dtype)
-        arrays = (columns, classes, scaled, predictor, xi, mean, *factors, weighted, log_odds)
+        arrays = (
+            columns,
+            classes,
+            scaled,
+            predictor,
+            xi,
+            mean,
+            *factors,
+            weighted,
+            log_odds,
+        )
         return logistic(*arrays, alpha, prob, slab)
 
     return (of_sweep, of_linear, of_logistic), mean
@@ -199,7 +286,9 @@ def measure(n, d, dtype, repetitions):
     x, y, classes = data(n, d, dtype)
     v = dtype(np.mean(y**2))
     runs, results = ours(x, y, classes, v)
-    loops_of = {fastmath: theirs(x, y, classes, v, fastmath) for fastmath in (False, True)}
+    loops_of = {
+        fastmath: theirs(x, y, classes, v, fastmath) for fastmath in (False, True)
+    }
     rows = []
     for i, (name, (run, out, first)) in enumerate(runs.items()):
         contestants = [run]
@@ -235,8 +324,14 @@ def measure(n, d, dtype, repetitions):
 def main():
     """Measure, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="n = 100, d = 500, float32, three repetitions")
-    parser.add_argument("--output", type=Path, help="folder for the tables; none are written without it")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="n = 100, d = 500, float32, three repetitions",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder for the tables; none are written without it"
+    )
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -251,7 +346,9 @@ def main():
         for row in measure(n, d, dtype, repetitions)
     ]
     table = pd.DataFrame(rows).round(2)
-    table["compile / call of ours"] = table["compile / call of ours"].round(-1).astype(int)
+    table["compile / call of ours"] = (
+        table["compile / call of ours"].round(-1).astype(int)
+    )
     print(table.to_string(index=False))
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
@@ -259,7 +356,9 @@ def main():
         text = describe(
             f"n = 100 and 1000, d = {d}; one core; medians of {repetitions}; numba {numba.__version__}"
         )
-        (options.output / "sparse_speed.txt").write_text(text + "\n" + table.to_string(index=False) + "\n")
+        (options.output / "sparse_speed.txt").write_text(
+            text + "\n" + table.to_string(index=False) + "\n"
+        )
 
 
 if __name__ == "__main__":

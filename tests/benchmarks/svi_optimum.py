@@ -43,47 +43,72 @@ def coefficients(name, d, scale):
 
 
 def eight_schools(sigma, y):
-    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
+    mu, tau = (
+        numpyro.sample("mu", dist.Normal(0, 5)),
+        numpyro.sample("tau", dist.HalfCauchy(5)),
+    )
     with numpyro.plate("J", len(y)):
         theta = numpyro.sample("theta_trans", dist.Normal(0, 1))
         numpyro.sample("y", dist.Normal(mu + tau * theta, sigma), obs=y)
 
 
 def autoregression(order, y):
-    alpha, beta = numpyro.sample("alpha", dist.Normal(0, 10)), coefficients("beta", order, 10.0)
+    alpha, beta = (
+        numpyro.sample("alpha", dist.Normal(0, 10)),
+        coefficients("beta", order, 10.0),
+    )
     sigma = numpyro.sample("sigma", dist.HalfCauchy(2.5))
-    lagged = jnp.stack([y[order - k - 1 : len(y) - k - 1] for k in range(order)], axis=1)
+    lagged = jnp.stack(
+        [y[order - k - 1 : len(y) - k - 1] for k in range(order)], axis=1
+    )
     numpyro.sample("y", dist.Normal(alpha + lagged @ beta, sigma), obs=y[order:])
 
 
 def bayes_regression(x, y):
-    beta, sigma = coefficients("beta", x.shape[1], 10.0), numpyro.sample("sigma", dist.HalfNormal(10))
+    beta, sigma = (
+        coefficients("beta", x.shape[1], 10.0),
+        numpyro.sample("sigma", dist.HalfNormal(10)),
+    )
     numpyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
 
 
 def kid_score(x, y):
     # The flat prior of the original, as wide as it needs to be for an ELBO that compares.
-    beta, sigma = coefficients("beta", 3, 1000.0), numpyro.sample("sigma", dist.HalfCauchy(2.5))
+    beta, sigma = (
+        coefficients("beta", 3, 1000.0),
+        numpyro.sample("sigma", dist.HalfCauchy(2.5)),
+    )
     numpyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
 
 
 def linear(x, y):
-    alpha, beta = numpyro.sample("alpha", dist.Normal(0, 1000)), coefficients("beta", x.shape[1], 1000.0)
+    alpha, beta = (
+        numpyro.sample("alpha", dist.Normal(0, 1000)),
+        coefficients("beta", x.shape[1], 1000.0),
+    )
     sigma = numpyro.sample("sigma", dist.HalfNormal(1000))
     numpyro.sample("y", dist.Normal(alpha + x @ beta, sigma), obs=y)
 
 
 def logistic(x, y):
-    alpha, beta = numpyro.sample("alpha", dist.Normal(0, 10)), coefficients("beta", x.shape[1], 10.0)
+    alpha, beta = (
+        numpyro.sample("alpha", dist.Normal(0, 10)),
+        coefficients("beta", x.shape[1], 10.0),
+    )
     numpyro.sample("y", dist.Bernoulli(logits=alpha + x @ beta), obs=y)
 
 
 def narrow_logistic(x, y):
-    numpyro.sample("y", dist.Bernoulli(logits=x @ coefficients("beta", x.shape[1], 1.0)), obs=y)
+    numpyro.sample(
+        "y", dist.Bernoulli(logits=x @ coefficients("beta", x.shape[1], 1.0)), obs=y
+    )
 
 
 def poisson(x, y):
-    alpha, beta = numpyro.sample("alpha", dist.Normal(0, 10)), coefficients("beta", x.shape[1], 10.0)
+    alpha, beta = (
+        numpyro.sample("alpha", dist.Normal(0, 10)),
+        coefficients("beta", x.shape[1], 10.0),
+    )
     numpyro.sample("y", dist.Poisson(jnp.exp(alpha + x @ beta)), obs=y)
 
 
@@ -92,7 +117,10 @@ def of_posteriordb(folder):
 
     def read(name):
         with zipfile.ZipFile(folder / f"{name}.json.zip") as archive:
-            return {k: np.asarray(v, float) for k, v in json.loads(archive.read(archive.namelist()[0])).items()}
+            return {
+                k: np.asarray(v, float)
+                for k, v in json.loads(archive.read(archive.namelist()[0])).items()
+            }
 
     kid, series, schools = read("kidiq"), read("arK"), read("eight_schools")
     x = np.column_stack([np.ones(len(kid["mom_iq"])), kid["mom_hs"], kid["mom_iq"]])
@@ -102,7 +130,10 @@ def of_posteriordb(folder):
     for name in ("sblrc", "sblri"):
         regression = read(name)
         models[f"{name}-blr"] = (bayes_regression, (regression["X"], regression["y"]))
-    models["eight_schools_noncentered"] = (eight_schools, (schools["sigma"], schools["y"]))
+    models["eight_schools_noncentered"] = (
+        eight_schools,
+        (schools["sigma"], schools["y"]),
+    )
     return models
 
 
@@ -122,7 +153,10 @@ def generalised_linear():
         ),
         "linear, diabetes": (linear, (diabetes.data, diabetes.target)),
         "logistic, breast cancer": (logistic, (cancer.data, cancer.target)),
-        "logistic, 200 covariates": (narrow_logistic, (x, rng.uniform(size=1000) < chances)),
+        "logistic, 200 covariates": (
+            narrow_logistic,
+            (x, rng.uniform(size=1000) < chances),
+        ),
         "Poisson, heights in cm": (poisson, (height, counts)),
     }
 
@@ -131,7 +165,12 @@ def values(fit, num_pairs):
     """The ELBO of a fit by draws that depend on its guide's type alone."""
     loss, keys = Antithetic(), jax.random.split(jax.random.key(99), num_pairs)
     return -np.asarray(
-        compiled_map(lambda key: loss.loss(key, fit.params, fit.model, fit.guide, *fit.args), keys, 32), float
+        compiled_map(
+            lambda key: loss.loss(key, fit.params, fit.model, fit.guide, *fit.args),
+            keys,
+            32,
+        ),
+        float,
     )
 
 
@@ -146,8 +185,17 @@ def rows_of(name, model, args, sizes):
             begin = time.perf_counter()
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", nt.ConvergenceWarning)
-                found = nt.fit_svi(jax.random.key(seed), model, guide, *arrays, num_particles=10, **options)
-            warned = any(issubclass(entry.category, nt.ConvergenceWarning) for entry in caught)
+                found = nt.fit_svi(
+                    jax.random.key(seed),
+                    model,
+                    guide,
+                    *arrays,
+                    num_particles=10,
+                    **options,
+                )
+            warned = any(
+                issubclass(entry.category, nt.ConvergenceWarning) for entry in caught
+            )
             return found, warned, time.perf_counter() - begin
 
         try:
@@ -157,7 +205,12 @@ def rows_of(name, model, args, sizes):
         defaults = [fit(seed) for seed in range(sizes["seeds"])]
         careful = fit(100, tolerance=0.005, num_steps=sizes["careful"])
         elbos = [values(entry[0], sizes["pairs"]) for entry in (*defaults, careful)]
-        elbos = [np.full(sizes["pairs"], -np.inf) if adam is None else values(adam[0], sizes["pairs"]), *elbos]
+        elbos = [
+            np.full(sizes["pairs"], -np.inf)
+            if adam is None
+            else values(adam[0], sizes["pairs"]),
+            *elbos,
+        ]
         best = elbos[int(np.argmax([elbo.mean() for elbo in elbos]))]
         gaps = [best - elbo for elbo in elbos]
         worst = 1 + int(np.argmax([gap.mean() for gap in gaps[1:-1]]))
@@ -188,19 +241,31 @@ def main():
     models = generalised_linear()
     if options.small:
         sizes = {"adam": 100, "seeds": 1, "careful": 500, "pairs": 100}
-        models = {"linear, one covariate of scale 100": models["linear, one covariate of scale 100"]}
+        models = {
+            "linear, one covariate of scale 100": models[
+                "linear, one covariate of scale 100"
+            ]
+        }
     if options.posteriordb is not None:
         models = of_posteriordb(options.posteriordb) | models
     table = []
     for name, (model, args) in models.items():
         for row in rows_of(name, model, args, sizes):
-            print(" ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+            print(
+                " ".join(
+                    f"{value:.4g}" if isinstance(value, float) else str(value)
+                    for value in row.values()
+                )
+            )
             table.append(row)
     options.output.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(table)
     frame.to_csv(options.output / "svi_optimum.csv", index=False, float_format="%.4g")
     (options.output / "svi_optimum.txt").write_text(
-        describe(sizes) + "\n" + frame.to_string(index=False, float_format="{:.3g}".format) + "\n"
+        describe(sizes)
+        + "\n"
+        + frame.to_string(index=False, float_format="{:.3g}".format)
+        + "\n"
     )
 
 

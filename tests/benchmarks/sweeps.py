@@ -33,7 +33,9 @@ def contestants(make, prior, x, y):
 
     @jax.jit
     def side_by_side(rates):
-        return jax.vmap(lambda rate: nt.online.run(make(rate), hinge, make(rate).init(prior), x, y))(rates)
+        return jax.vmap(
+            lambda rate: nt.online.run(make(rate), hinge, make(rate).init(prior), x, y)
+        )(rates)
 
     return {
         "one": lambda: nt.online.run(rule, hinge, start, x, y),
@@ -59,7 +61,10 @@ def measure(name, family, d, num_rounds, repeats):
             jax.block_until_ready(run())
             seconds[call].append(time.process_time() - begin)
     median = {call: np.median(each[1:]) for call, each in seconds.items()}
-    each = {call: round(median[call] / COUNT / median["one"], 2) for call in ("run_grid", "vmap")}
+    each = {
+        call: round(median[call] / COUNT / median["one"], 2)
+        for call in ("run_grid", "vmap")
+    }
     us = round(1e6 * median["one"] / num_rounds, 2)
     return {"rule": name, "family": family, "d": d, "one, us a round": us} | each
 
@@ -68,10 +73,18 @@ def main():
     """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="short streams")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the table")
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for the table"
+    )
     options = parser.parse_args()
-    sizes, num_rounds, repeats = ((2, 30), 200, 2) if options.small else ((54, 1000), 5000, 7)
-    rows = [measure(name, "mean field", d, num_rounds, repeats) for d in sizes for name in RULES]
+    sizes, num_rounds, repeats = (
+        ((2, 30), 200, 2) if options.small else ((54, 1000), 5000, 7)
+    )
+    rows = [
+        measure(name, "mean field", d, num_rounds, repeats)
+        for d in sizes
+        for name in RULES
+    ]
     rows.append(measure("NGVI", "full covariance", sizes[0], num_rounds, repeats))
     table = pd.DataFrame(rows)
     options.output.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,9 @@ Y = np.fromstring(
 def model(y):
     """A mixture of two unit normals with known weights."""
     mu = numpyro.sample("mu", dist.Normal(0.0, PRIOR_SD).expand([2]).to_event(1))
-    components = dist.MixtureSameFamily(dist.Categorical(probs=jnp.asarray(WEIGHTS)), dist.Normal(mu, 1.0))
+    components = dist.MixtureSameFamily(
+        dist.Categorical(probs=jnp.asarray(WEIGHTS)), dist.Normal(mu, 1.0)
+    )
     with numpyro.plate("n", len(y)):
         numpyro.sample("y", components, obs=y)
 
@@ -58,7 +60,9 @@ def tempered(y, alpha):
 
 def log_density(alpha):
     """Log-density of the tempered posterior up to a constant, over unconstrained parameters."""
-    return lambda position: -potential_energy(tempered, (jnp.asarray(Y), alpha), {}, position)
+    return lambda position: (
+        -potential_energy(tempered, (jnp.asarray(Y), alpha), {}, position)
+    )
 
 
 # The truth, in numpy.
@@ -76,11 +80,17 @@ class Grid(NamedTuple):
 def exact(alpha, points, width=15.0):
     """The tempered posterior, the probability of mu_2 > mu_1, and the height of the lower mode (nats)."""
     # An even number of points, so that none lies on the border of the two modes.
-    half, difference = np.linspace(-width, width, points), np.linspace(-2 * width, 2 * width, 4 * points)
+    half, difference = (
+        np.linspace(-width, width, points),
+        np.linspace(-2 * width, 2 * width, 4 * points),
+    )
     low, high = half[:, None] - difference / 2, half[:, None] + difference / 2
     joint = norm.logpdf(low, 0, PRIOR_SD) + norm.logpdf(high, 0, PRIOR_SD)
     for y in Y:
-        first, second = (np.log(w) + norm.logpdf(y, mu) for w, mu in zip(WEIGHTS, (low, high), strict=True))
+        first, second = (
+            np.log(w) + norm.logpdf(y, mu)
+            for w, mu in zip(WEIGHTS, (low, high), strict=True)
+        )
         joint += alpha * np.logaddexp(first, second)
     positive = difference > 0
     # Every path from one mode to the other crosses the line of equal locations.
@@ -88,7 +98,12 @@ def exact(alpha, points, width=15.0):
     barrier = min(joint[:, positive].max(), joint[:, ~positive].max()) - border
     joint = np.exp(joint - logsumexp(joint))
     marginal = joint.sum(0)
-    return Grid(difference, marginal / (difference[1] - difference[0]), marginal[positive].sum(), barrier)
+    return Grid(
+        difference,
+        marginal / (difference[1] - difference[0]),
+        marginal[positive].sum(),
+        barrier,
+    )
 
 
 # The samplers, of blackjax and NumPyro. Steps are standard deviations of the noise of a proposal.
@@ -96,7 +111,9 @@ def exact(alpha, points, width=15.0):
 
 def random_walk(alpha, step):
     """Random-walk Metropolis with normal steps."""
-    return blackjax.additive_step_random_walk.normal_random_walk(log_density(alpha), step * jnp.ones(2))
+    return blackjax.additive_step_random_walk.normal_random_walk(
+        log_density(alpha), step * jnp.ones(2)
+    )
 
 
 def metropolis(alpha, step):
@@ -129,11 +146,17 @@ def run_blackjax(algorithm, start, sizes, key):
         keys = jax.random.split(key, sizes["warmup"] + sizes["iterations"])
         return jax.lax.scan(step, algorithm.init({"mu": position}), keys)[1]
 
-    mu, acceptance = jax.vmap(chain, out_axes=1)(jax.random.split(key, len(start)), start)
+    mu, acceptance = jax.vmap(chain, out_axes=1)(
+        jax.random.split(key, len(start)), start
+    )
     return mu[sizes["warmup"] :], acceptance[sizes["warmup"] :].mean(), 1.0
 
 
-BLACKJAX = {"random walk": random_walk, "Metropolis from the prior": metropolis, "MALA": mala}
+BLACKJAX = {
+    "random walk": random_walk,
+    "Metropolis from the prior": metropolis,
+    "MALA": mala,
+}
 # Usual targets for the acceptance; the random walk's is that for two dimensions.
 TARGETS = {"random walk": 0.35, "MALA": 0.57}
 
@@ -144,23 +167,38 @@ def step_tuner(name, start, sizes):
     short = sizes | {"iterations": max(sizes["iterations"] // 10, 100)}
 
     def acceptance(alpha, step):
-        return run_blackjax(BLACKJAX[name](alpha, step), start[:16], short, jax.random.key(1))[1]
+        return run_blackjax(
+            BLACKJAX[name](alpha, step), start[:16], short, jax.random.key(1)
+        )[1]
 
     program = jax.jit(jax.vmap(acceptance, (None, 0)))
-    return lambda alpha: float(steps[jnp.argmin(jnp.abs(program(alpha, steps) - TARGETS[name]))])
+    return lambda alpha: float(
+        steps[jnp.argmin(jnp.abs(program(alpha, steps) - TARGETS[name]))]
+    )
 
 
 def runs_of_blackjax(name, alphas, start, sizes):
     """All runs of a sampler: from alpha and label of the step to the step and the result."""
     program = jax.jit(
-        lambda alpha, step: run_blackjax(BLACKJAX[name](alpha, step), start, sizes, jax.random.key(2))
+        lambda alpha, step: run_blackjax(
+            BLACKJAX[name](alpha, step), start, sizes, jax.random.key(2)
+        )
     )
     if name not in TARGETS:
-        return {(alpha, "none"): (PRIOR_SD, program(alpha, PRIOR_SD)) for alpha in alphas}
+        return {
+            (alpha, "none"): (PRIOR_SD, program(alpha, PRIOR_SD)) for alpha in alphas
+        }
     tune = step_tuner(name, start, sizes)
     steps = {alpha: tune(alpha) for alpha in alphas}
-    own = {(alpha, "tuned"): (steps[alpha], program(alpha, steps[alpha])) for alpha in alphas}
-    return own | {(a, "that of alpha = 1"): (steps[1.0], program(a, steps[1.0])) for a in alphas if a < 1}
+    own = {
+        (alpha, "tuned"): (steps[alpha], program(alpha, steps[alpha]))
+        for alpha in alphas
+    }
+    return own | {
+        (a, "that of alpha = 1"): (steps[1.0], program(a, steps[1.0]))
+        for a in alphas
+        if a < 1
+    }
 
 
 def runs_of_nuts(alphas, start, sizes):
@@ -180,15 +218,29 @@ def runs_of_nuts(alphas, start, sizes):
 
     def run(mcmc, alpha):
         fields = ("accept_prob", "num_steps")
-        mcmc.run(jax.random.key(2), jnp.asarray(Y), alpha, init_params={"mu": start}, extra_fields=fields)
-        acceptance, evaluations = (mcmc.get_extra_fields()[name].mean() for name in fields)
+        mcmc.run(
+            jax.random.key(2),
+            jnp.asarray(Y),
+            alpha,
+            init_params={"mu": start},
+            extra_fields=fields,
+        )
+        acceptance, evaluations = (
+            mcmc.get_extra_fields()[name].mean() for name in fields
+        )
         mu = np.asarray(mcmc.get_samples(group_by_chain=True)["mu"]).swapaxes(0, 1)
-        return float(mcmc.last_state.adapt_state.step_size.mean()), (mu, acceptance, evaluations)
+        return float(mcmc.last_state.adapt_state.step_size.mean()), (
+            mu,
+            acceptance,
+            evaluations,
+        )
 
     adapted = sampler()
     found = {(alpha, "tuned"): run(adapted, alpha) for alpha in alphas}
     fixed = sampler(step_size=found[1.0, "tuned"][0], adapt_step_size=False)
-    return found | {(alpha, "that of alpha = 1"): run(fixed, alpha) for alpha in alphas if alpha < 1}
+    return found | {
+        (alpha, "that of alpha = 1"): run(fixed, alpha) for alpha in alphas if alpha < 1
+    }
 
 
 def summarise(mu, evaluations, truth):
@@ -205,7 +257,12 @@ def summarise(mu, evaluations, truth):
     worth = truth * (1 - truth) / squared
     mean = effective_sample_size((mu @ WEIGHTS).T) / mu.shape[1]
     per = 1000 / (len(mu) * evaluations)
-    return switches, np.sqrt(squared), worth * per if worth > 1 and switches > 0 else np.nan, mean * per
+    return (
+        switches,
+        np.sqrt(squared),
+        worth * per if worth > 1 and switches > 0 else np.nan,
+        mean * per,
+    )
 
 
 def reweighted(mu, alpha, truth):
@@ -223,32 +280,58 @@ def reweighted(mu, alpha, truth):
     return share.mean(), np.sqrt(((probability - truth) ** 2).mean())
 
 
-COLUMNS = ["sampler", "alpha", "tuning", "step", "acceptance", "evaluations per iteration", "switches per 1000"]
+COLUMNS = [
+    "sampler",
+    "alpha",
+    "tuning",
+    "step",
+    "acceptance",
+    "evaluations per iteration",
+    "switches per 1000",
+]
 COLUMNS += ["P(order)", "error", "ESS of the order", "ESS of the mean"]
 WEIGHTED = ["sampler", "alpha", "ESS of the weights", "error of P(order) at alpha = 1"]
 
 
 def study(sizes, truths):
     """Table of all runs, table of reweighted estimates, and the draws at tuned steps."""
-    start = jax.random.uniform(jax.random.key(0), (sizes["chains"], 2), minval=-2.0, maxval=2.0)
+    start = jax.random.uniform(
+        jax.random.key(0), (sizes["chains"], 2), minval=-2.0, maxval=2.0
+    )
     rows, weights, draws = [], [], {}
     for name in (*BLACKJAX, "NUTS"):
         runs = (
-            runs_of_nuts(truths, start, sizes) if name == "NUTS" else runs_of_blackjax(name, truths, start, sizes)
+            runs_of_nuts(truths, start, sizes)
+            if name == "NUTS"
+            else runs_of_blackjax(name, truths, start, sizes)
         )
-        for (alpha, label), (step, (mu, acceptance, evaluations)) in sorted(runs.items()):
+        for (alpha, label), (step, (mu, acceptance, evaluations)) in sorted(
+            runs.items()
+        ):
             mu = np.asarray(mu, float)
             truth = truths[alpha].probability
             switches, error, order, mean = summarise(mu, float(evaluations), truth)
             worth = "none" if np.isnan(order) else f"{order:.2f}"
-            row = name, alpha, label, f"{step:.2f}", f"{acceptance:.2f}", f"{evaluations:.1f}", f"{switches:.2f}"
+            row = (
+                name,
+                alpha,
+                label,
+                f"{step:.2f}",
+                f"{acceptance:.2f}",
+                f"{evaluations:.1f}",
+                f"{switches:.2f}",
+            )
             rows.append((*row, f"{truth:.3f}", f"{error:.3f}", worth, f"{mean:.1f}"))
             if label == "that of alpha = 1":
                 continue
             draws[name, alpha] = mu
             share, error = reweighted(mu, alpha, truths[1.0].probability)
             weights.append((name, alpha, f"{share:.2f}", f"{error:.3f}"))
-    return pd.DataFrame(rows, columns=COLUMNS), pd.DataFrame(weights, columns=WEIGHTED), draws
+    return (
+        pd.DataFrame(rows, columns=COLUMNS),
+        pd.DataFrame(weights, columns=WEIGHTED),
+        draws,
+    )
 
 
 def draw(draws, truths, file, shown=1000):
@@ -260,7 +343,12 @@ def draw(draws, truths, file, shown=1000):
 
     names = list(dict.fromkeys(name for name, _ in draws))
     figure, axes = plt.subplots(
-        len(names), len(truths), figsize=(10, 8.5), sharex=True, sharey=True, layout="constrained"
+        len(names),
+        len(truths),
+        figsize=(10, 8.5),
+        sharex=True,
+        sharey=True,
+        layout="constrained",
     )
     for row, name in zip(axes, names, strict=True):
         for axis, alpha in zip(row, truths, strict=True):
@@ -284,9 +372,13 @@ def main():
     """Run the study, and write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--small", action="store_true", help="few chains and iterations, two powers, nothing written"
+        "--small",
+        action="store_true",
+        help="few chains and iterations, two powers, nothing written",
     )
-    parser.add_argument("--output", type=Path, default=None, help="folder for tables and figure")
+    parser.add_argument(
+        "--output", type=Path, default=None, help="folder for tables and figure"
+    )
     options = parser.parse_args()
     sizes = (
         {"chains": 4, "warmup": 100, "iterations": 200}
@@ -298,7 +390,9 @@ def main():
     alphas, points = ((0.1, 1.0), 151) if options.small else ((0.1, 0.5, 1.0), 601)
     truths = {alpha: exact(alpha, points) for alpha in alphas}
     for alpha, truth in truths.items():
-        print(f"alpha {alpha}: P(order) {truth.probability:.4f}, barrier {truth.barrier:.1f} nats")
+        print(
+            f"alpha {alpha}: P(order) {truth.probability:.4f}, barrier {truth.barrier:.1f} nats"
+        )
     table, weights, draws = study(sizes, truths)
     print(table.to_string(index=False), weights.to_string(index=False), sep="\n")
     output = options.output or (None if options.small else DOCS)

@@ -68,7 +68,9 @@ def main():
     """Run the seeds, write the table and the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="2 seeds of 1000 rounds")
-    parser.add_argument("--output", type=Path, default=DOCS, help="folder for table and figure")
+    parser.add_argument(
+        "--output", type=Path, default=DOCS, help="folder for table and figure"
+    )
     options = parser.parse_args()
     num_seeds, num_rounds = (2, 1000) if options.small else (20, 10_000)
     prior = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
@@ -83,7 +85,9 @@ def main():
     for seed in range(num_seeds):
         best[seed] = best_in_hindsight(*stream(seed, num_rounds))
     rows = {"best in hindsight": (best, np.zeros(num_seeds))}
-    rows |= {name: (value.mean(1), value.mean(1) - best) for name, value in losses.items()}
+    rows |= {
+        name: (value.mean(1), value.mean(1) - best) for name, value in losses.items()
+    }
     table = pd.DataFrame(
         [
             (
@@ -104,8 +108,12 @@ def main():
     )
     print(table.to_string(index=False))
     shown = ["OGA, 1/√t", "SVA, 1/√T", "SVB, 1/(√t σ²)", "NGVI", "NGVI, evidence = 1"]
-    ax = nt.plots.plot_regret({name: losses[name].mean(0) for name in shown}, hindsight=best.mean())
-    ax.set(ylim=(0.35, 1.0), title=f"Toy stream, mean over {num_seeds} seeds, hinge loss")
+    ax = nt.plots.plot_regret(
+        {name: losses[name].mean(0) for name in shown}, hindsight=best.mean()
+    )
+    ax.set(
+        ylim=(0.35, 1.0), title=f"Toy stream, mean over {num_seeds} seeds, hinge loss"
+    )
     ax.figure.savefig(options.output / "toy_stream.png", dpi=150)
     plt.close(ax.figure)
 

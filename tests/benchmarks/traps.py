@@ -59,7 +59,9 @@ def fit(model, guide, sizes, *args):
     svi = SVI(model, guide, numpyro.optim.Adam(step_size), Trace_ELBO(num_particles=10))
     keys = jnp.stack([jax.random.key(seed) for seed in range(sizes["chains"])])
     svi.init(keys[0], *args)
-    return jax.vmap(lambda key: svi.run(key, sizes["steps"], *args, progress_bar=False).params)(keys)
+    return jax.vmap(
+        lambda key: svi.run(key, sizes["steps"], *args, progress_bar=False).params
+    )(keys)
 
 
 def by_chain(model, sizes, statistic, *args, kernel=NUTS, chain_method="vectorized"):
@@ -73,8 +75,16 @@ def by_chain(model, sizes, statistic, *args, kernel=NUTS, chain_method="vectoriz
         progress_bar=False,
     )
     mcmc.run(jax.random.key(0), *args)
-    chains = {name: np.asarray(v, float) for name, v in mcmc.get_samples(group_by_chain=True).items()}
-    return summary([statistic({name: v[c] for name, v in chains.items()}) for c in range(sizes["chains"])])
+    chains = {
+        name: np.asarray(v, float)
+        for name, v in mcmc.get_samples(group_by_chain=True).items()
+    }
+    return summary(
+        [
+            statistic({name: v[c] for name, v in chains.items()})
+            for c in range(sizes["chains"])
+        ]
+    )
 
 
 def powered(power):
@@ -91,7 +101,13 @@ def row(trap, quantity, alpha, exact, naive, tempered):
             if answer == RAISES
             else {name: f"{answer[0]:.3f}", f"{name} s.e.": f"{answer[1]:.3f}"}
         )
-    return {"trap": trap, "quantity": quantity, "alpha": alpha, "exact": f"{exact:.3f}", **columns}
+    return {
+        "trap": trap,
+        "quantity": quantity,
+        "alpha": alpha,
+        "exact": f"{exact:.3f}",
+        **columns,
+    }
 
 
 def raised(compute, message):
@@ -117,7 +133,9 @@ class scale_observed(Messenger):
 
     def process_message(self, msg):
         if msg["type"] == "sample" and msg["is_observed"]:
-            msg["scale"] = self.alpha if msg["scale"] is None else self.alpha * msg["scale"]
+            msg["scale"] = (
+                self.alpha if msg["scale"] is None else self.alpha * msg["scale"]
+            )
 
 
 def positive_scale(sizes):
@@ -128,7 +146,9 @@ def positive_scale(sizes):
         numpyro.sample("y", dist.Normal(0.0, s), obs=y)
 
     s = np.linspace(0.0, 12.0, 200_001)[1:]
-    exact, _ = moments_on_grid(-0.5 * s**2 + alpha * log_normal(y[:, None], 0.0, s).sum(0), s)
+    exact, _ = moments_on_grid(
+        -0.5 * s**2 + alpha * log_normal(y[:, None], 0.0, s).sum(0), s
+    )
 
     def mean(draws):
         return draws["s"].mean()
@@ -138,7 +158,14 @@ def positive_scale(sizes):
     observed = by_chain(scale_observed(model, alpha), sizes, mean, y)
     return [
         row("1a scale around the model, NUTS", "E[s]", alpha, exact, whole, tempered),
-        row("1b handler on observed sites, NUTS", "E[s]", alpha, exact, observed, tempered),
+        row(
+            "1b handler on observed sites, NUTS",
+            "E[s]",
+            alpha,
+            exact,
+            observed,
+            tempered,
+        ),
     ]
 
 
@@ -153,13 +180,20 @@ def mixture(sizes):
     def model(x, power=None):
         loc = numpyro.sample("loc", dist.Normal(0.0, 3.0))
         with numpyro.plate("n", len(x)):
-            z = numpyro.sample("z", dist.Categorical(probs=probs), infer={"enumerate": "parallel"})
+            z = numpyro.sample(
+                "z", dist.Categorical(probs=probs), infer={"enumerate": "parallel"}
+            )
             with powered(power):
-                numpyro.sample("x", dist.Normal(jnp.where(z == 1, loc, 0.0), 1.0), obs=x)
+                numpyro.sample(
+                    "x", dist.Normal(jnp.where(z == 1, loc, 0.0), 1.0), obs=x
+                )
 
     grid = np.linspace(-15.0, 15.0, 20_001)
     inside = np.stack(
-        [np.broadcast_to(log_normal(x[:, None], 0.0, 1.0), (40, grid.size)), log_normal(x[:, None], grid, 1.0)]
+        [
+            np.broadcast_to(log_normal(x[:, None], 0.0, 1.0), (40, grid.size)),
+            log_normal(x[:, None], grid, 1.0),
+        ]
     )
     likelihood = logsumexp(inside + np.log(probs)[:, None, None], axis=0).sum(0)
     exact, _ = moments_on_grid(log_normal(grid, 0.0, 3.0) + alpha * likelihood, grid)
@@ -189,7 +223,11 @@ def hidden_markov(sizes):
         s = numpyro.sample("s", dist.HalfNormal(1.0))
 
         def step(z, y_t):
-            z = numpyro.sample("z", dist.Categorical(probs=jnp.asarray(stay)[z]), infer={"enumerate": "parallel"})
+            z = numpyro.sample(
+                "z",
+                dist.Categorical(probs=jnp.asarray(stay)[z]),
+                infer={"enumerate": "parallel"},
+            )
             with powered(power):
                 numpyro.sample("y", dist.Normal(jnp.asarray(loc)[z], s), obs=y_t)
             return z, None
@@ -236,7 +274,9 @@ def local_latents(sizes):
 
     naive = optimum(nt.temper(model), alpha)
     tempered = optimum(nt.temper(model, alpha, local_plates=["n"]))
-    return [row("4 local latents, AutoNormal", "sd of theta", alpha, exact, naive, tempered)]
+    return [
+        row("4 local latents, AutoNormal", "sd of theta", alpha, exact, naive, tempered)
+    ]
 
 
 # 5. Energy-conserving subsampling.
@@ -264,7 +304,9 @@ def subsampled(sizes):
 
     def sample(model, *args):
         # Its init takes one key.
-        return by_chain(model, sizes, sd, y, *args, kernel=kernel, chain_method="sequential")
+        return by_chain(
+            model, sizes, sd, y, *args, kernel=kernel, chain_method="sequential"
+        )
 
     naive = sample(model, alpha)
     refused = raised(lambda: sample(nt.temper(model, alpha)), "HMCECS ignores")
@@ -286,7 +328,9 @@ def kept_guide(sizes):
 
     def sd(target, guide):
         params = fit(target, guide, sizes, y)
-        return summary(jax.vmap(lambda p: jnp.sqrt(guide.get_posterior(p).variance[0]))(params))
+        return summary(
+            jax.vmap(lambda p: jnp.sqrt(guide.get_posterior(p).variance[0]))(params)
+        )
 
     class likelihood_scaled(Messenger):
         """Scales the site y alone, which is right here: the prior is on the real line."""
@@ -299,7 +343,11 @@ def kept_guide(sizes):
     raised(lambda: sd(tempered, AutoLaplaceApproximation(model)), "keeps a model")
     naive = sd(likelihood_scaled(model), AutoLaplaceApproximation(model))
     right = sd(tempered, AutoLaplaceApproximation(tempered))
-    return [row("6 guide on the untempered model", "sd of theta", alpha, exact, naive, right)]
+    return [
+        row(
+            "6 guide on the untempered model", "sd of theta", alpha, exact, naive, right
+        )
+    ]
 
 
 # 7. Leave-one-out on tempered draws.
@@ -321,9 +369,16 @@ def leave_one_out(sizes):
     for i in range(n):
         others = np.delete(y, i)
         precision = 3.0**-2 + alpha * others.size
-        exact += log_normal(y[i], alpha * others.sum() / precision, np.sqrt(1.0 + 1.0 / precision))
+        exact += log_normal(
+            y[i], alpha * others.sum() / precision, np.sqrt(1.0 + 1.0 / precision)
+        )
 
-    mcmc = MCMC(NUTS(model), num_warmup=sizes["warmup"], num_samples=sizes["draws"], progress_bar=False)
+    mcmc = MCMC(
+        NUTS(model),
+        num_warmup=sizes["warmup"],
+        num_samples=sizes["draws"],
+        progress_bar=False,
+    )
 
     def elpd(loo, data):
         found = loo(data)
@@ -341,8 +396,12 @@ def leave_one_out(sizes):
 def main():
     """Run every trap, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="few draws, nothing written")
-    parser.add_argument("--output", type=Path, default=None, help="folder for the table")
+    parser.add_argument(
+        "--small", action="store_true", help="few draws, nothing written"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=None, help="folder for the table"
+    )
     options = parser.parse_args()
     sizes = (
         {"chains": 2, "warmup": 100, "draws": 200, "steps": 500}
@@ -350,7 +409,15 @@ def main():
         else {"chains": 10, "warmup": 500, "draws": 4000, "steps": 5000}
     )
     rows = []
-    for trap in (positive_scale, mixture, hidden_markov, local_latents, subsampled, kept_guide, leave_one_out):
+    for trap in (
+        positive_scale,
+        mixture,
+        hidden_markov,
+        local_latents,
+        subsampled,
+        kept_guide,
+        leave_one_out,
+    ):
         rows += trap(sizes)
     table = pd.DataFrame(rows)
     print(table.to_string(index=False))
@@ -360,10 +427,14 @@ def main():
         table.to_csv(output / "traps.csv", index=False)
         text = ", ".join(f"{value} {name}" for name, value in sizes.items())
         (output / "traps.txt").write_text(
-            describe(f"{text}; chains by key 0, repeats by keys 0 to {sizes['chains'] - 1}, float32")
+            describe(
+                f"{text}; chains by key 0, repeats by keys 0 to {sizes['chains'] - 1}, float32"
+            )
         )
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning
+    )
     main()

@@ -40,7 +40,12 @@ def test_a_number_in_its_interval_is_returned(value, interval):
         (np.nan, "[0, inf]", ValueError, "^a must be at least 0, got nan"),
         (np.inf, "(0, inf)", ValueError, "^a must be positive and finite, got inf"),
         (-np.inf, "(-inf, inf)", ValueError, "^a must be finite, got -inf"),
-        ([1.0, 2.0], "(0, inf)", ValueError, r"^a must be.*one number, got shape \(2,\)"),
+        (
+            [1.0, 2.0],
+            "(0, inf)",
+            ValueError,
+            r"^a must be.*one number, got shape \(2,\)",
+        ),
         ("1", "(0, inf)", TypeError, "^a must be a number, got '1'"),
         (None, "(0, inf)", TypeError, r"^a must be a.*got None"),
         (True, "(0, inf)", TypeError, r"^a must be a.*got True"),
@@ -71,7 +76,10 @@ def test_traced_values_pass():
 
 def test_the_first_entry_outside_is_named():
     assert check_numbers((1.0, 2.0), "w", "(0, inf)") == (1.0, 2.0)
-    with pytest.raises(ValueError, match=r"^w must be at least 0 and finite, got -1.0 at index \(1, 0\)\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^w must be at least 0 and finite, got -1.0 at index \(1, 0\)\.$",
+    ):
         check_numbers(np.array([[0.0, 1.0], [-1.0, np.nan]]), "w", "[0, inf)")
     with pytest.raises(ValueError, match=r"^w must be finite,.*got nan at index 1\.$"):
         check_numbers([0.0, np.nan], "w")
@@ -86,23 +94,32 @@ def test_a_count_is_an_int(value):
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, 2.5, True, "3", None, 7])
 def test_another_count_raises(value):
-    with pytest.raises(ValueError, match=rf"^n must be an integer from 1 to 6, got {value!r}\.$"):
+    with pytest.raises(
+        ValueError, match=rf"^n must be an integer from 1 to 6, got {value!r}\.$"
+    ):
         check_count(value, "n", 1, 6)
     if value != 7:
-        with pytest.raises(ValueError, match=r"^n must be an integer of at least 1, got"):
+        with pytest.raises(
+            ValueError, match=r"^n must be an integer of at least 1, got"
+        ):
             check_count(value, "n")
 
 
 def test_a_choice_is_one_of_several():
     assert check_choice("a", "kind", ("a", "b")) == "a"
-    with pytest.raises(ValueError, match=r"^kind must be one of \['a', 'b'\], got 'c'\.$"):
+    with pytest.raises(
+        ValueError, match=r"^kind must be one of \['a', 'b'\], got 'c'\.$"
+    ):
         check_choice("c", "kind", ("a", "b"))
 
 
 def test_other_dtypes_than_real_numbers_are_refused():
     for dtype in (np.float32, np.int8, np.uint8, np.bool_, jnp.bfloat16):
         check_real(np.dtype(dtype), "x")
-    with pytest.raises(TypeError, match=r"^x must be real numbers, got dtype complex64\. Pass a float array\.$"):
+    with pytest.raises(
+        TypeError,
+        match=r"^x must be real numbers, got dtype complex64\. Pass a float array\.$",
+    ):
         check_real(np.dtype(np.complex64), "x", hint="Pass a float array.")
 
 

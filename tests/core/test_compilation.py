@@ -34,7 +34,9 @@ def warned(folder, clock):
             compilation.advise_cache("fit", since)
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
-    return [str(each.message) for each in record if each.category is nt.CompilationWarning]
+    return [
+        str(each.message) for each in record if each.category is nt.CompilationWarning
+    ]
 
 
 def test_a_long_call_without_a_cache_names_it_once(clock):

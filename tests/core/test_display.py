@@ -109,7 +109,9 @@ def test_values_in_few_words(value, expected):
 
 
 def test_arviz_data_are_named_by_their_groups():
-    data = xr.DataTree.from_dict({"posterior": xr.Dataset({"x": ("draw", [1.0])}), "sample_stats": xr.Dataset()})
+    data = xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"x": ("draw", [1.0])}), "sample_stats": xr.Dataset()}
+    )
     assert words(data) == "ArviZ data: posterior, sample_stats"
 
 
@@ -118,23 +120,41 @@ def public_tuples():
     classes, modules = {}, [nt]
     while modules:
         module = modules.pop()
-        for name in getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")]):
+        for name in getattr(
+            module,
+            "__all__",
+            [name for name in vars(module) if not name.startswith("_")],
+        ):
             value = getattr(module, name)
-            if inspect.ismodule(value) and value.__name__.startswith("numpyro_tempered"):
+            if inspect.ismodule(value) and value.__name__.startswith(
+                "numpyro_tempered"
+            ):
                 modules.append(value)
-            elif inspect.isclass(value) and issubclass(value, tuple) and hasattr(value, "_fields"):
+            elif (
+                inspect.isclass(value)
+                and issubclass(value, tuple)
+                and hasattr(value, "_fields")
+            ):
                 classes[name] = value
     return classes
 
 
 def test_every_result_is_shown_so():
-    assert {name for name, cls in public_tuples().items() if not hasattr(cls, "_repr_html_")} == OTHERS
+    assert {
+        name for name, cls in public_tuples().items() if not hasattr(cls, "_repr_html_")
+    } == OTHERS
 
 
 @pytest.mark.full
 def test_results_fit_on_a_screen():
     x = np.random.default_rng(0).normal(size=(50, 2))
-    fit = nt.mixtures.fit(jax.random.key(0), x, nt.components.known_variance(2), num_components=2, num_restarts=2)
+    fit = nt.mixtures.fit(
+        jax.random.key(0),
+        x,
+        nt.components.known_variance(2),
+        num_components=2,
+        num_restarts=2,
+    )
     lines = repr(fit).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= WIDTH

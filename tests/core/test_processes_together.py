@@ -18,7 +18,11 @@ PATIENCE = 60
 @pytest.fixture
 def together(monkeypatch):
     """Run a function of the number of the process on both; arrays of two axes span them."""
-    barrier, values, here = threading.Barrier(2, timeout=PATIENCE), [None, None], threading.local()
+    barrier, values, here = (
+        threading.Barrier(2, timeout=PATIENCE),
+        [None, None],
+        threading.local(),
+    )
 
     def gather(value, mesh):
         assert mesh.size == 1
@@ -40,7 +44,9 @@ def together(monkeypatch):
             return list(pool.map(one, range(2)))
 
     monkeypatch.setattr(processes, "gather", gather)
-    monkeypatch.setattr(processes, "_spans", lambda leaf: isinstance(leaf, jax.Array) and leaf.ndim == 2)
+    monkeypatch.setattr(
+        processes, "_spans", lambda leaf: isinstance(leaf, jax.Array) and leaf.ndim == 2
+    )
     return run
 
 
@@ -83,9 +89,16 @@ def test_arguments_that_differ_are_named_on_both(together, name, other):
 
 def test_what_may_differ_is_not_refused(together):
     """Rows that are shared, functions in memory, and all where nothing is shared."""
-    assert together(lambda number: processes.check_same(arguments(x=ROWS + number))) == [None, None]
-    assert together(lambda number: processes.check_same(arguments(model=lambda: number))) == [None, None]
-    assert together(lambda number: processes.check_same(arguments(x=number))) == [None, None]
+    assert together(
+        lambda number: processes.check_same(arguments(x=ROWS + number))
+    ) == [None, None]
+    assert together(
+        lambda number: processes.check_same(arguments(model=lambda: number))
+    ) == [None, None]
+    assert together(lambda number: processes.check_same(arguments(x=number))) == [
+        None,
+        None,
+    ]
 
 
 def test_names_and_numbers_of_arguments_are_arguments_too(together):
@@ -93,7 +106,9 @@ def test_names_and_numbers_of_arguments_are_arguments_too(together):
         processes.check_same({"x": ROWS, **({"more": 1} if number else {})})
 
     for message in together(check):
-        assert message.startswith("the number of arguments differs between the processes")
+        assert message.startswith(
+            "the number of arguments differs between the processes"
+        )
 
 
 def test_programs_are_told_apart_but_not_by_addresses(together):
@@ -101,7 +116,9 @@ def test_programs_are_told_apart_but_not_by_addresses(together):
     assert copies.mesh.axis_names == ("devices",)
 
     def check(key):
-        return together(lambda number: processes.check_same_program(key(number), copies))
+        return together(
+            lambda number: processes.check_same_program(key(number), copies)
+        )
 
     assert check(lambda number: ("model", object())) == [None, None]
     for message in check(lambda number: ("model", number)):

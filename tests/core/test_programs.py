@@ -11,13 +11,20 @@ import pytest
 import numpyro_tempered as nt
 from numpyro_tempered.core import operations, programs
 from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.programs import compile_once, run_program, share_trace, trace_once
+from numpyro_tempered.core.programs import (
+    compile_once,
+    run_program,
+    share_trace,
+    trace_once,
+)
 
 SCALE = np.float32(0.1)
 TABLE = jnp.arange(3.0)
 COMPILED = []
 jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: COMPILED.append(event) if "backend_compile" in event else None
+    lambda event, seconds, **_: (
+        COMPILED.append(event) if "backend_compile" in event else None
+    )
 )
 
 
@@ -26,7 +33,9 @@ def count(monkeypatch):
     """How many programs were built; the cache is empty at the start."""
     built = []
     original = programs._program
-    monkeypatch.setattr(programs, "_program", lambda *args: built.append(args) or original(*args))
+    monkeypatch.setattr(
+        programs, "_program", lambda *args: built.append(args) or original(*args)
+    )
     monkeypatch.setattr(programs, "_PROGRAMS", type(programs._PROGRAMS)())
     return lambda: len(built)
 
@@ -47,7 +56,9 @@ def test_a_fresh_function_of_the_same_program_serves_other_arrays(count):
     for scale in (1.0, 2.0):
         array = jnp.arange(3.0) * scale
         found = run_program(make(0.1, array), jnp.ones(()))
-        np.testing.assert_allclose(found, jax.jit(make(0.1, array))(jnp.ones(())), rtol=1e-6)
+        np.testing.assert_allclose(
+            found, jax.jit(make(0.1, array))(jnp.ones(())), rtol=1e-6
+        )
     assert count() == 1
 
 
@@ -55,13 +66,18 @@ def test_arrays_in_a_program_within_are_compared():
     for scale in (1.0, 2.0):
         array = jnp.arange(3.0) * scale
         inner = jax.jit(lambda x, array=array: jnp.sum(x * array))
-        assert float(run_program(lambda x, inner=inner: inner(x), jnp.ones(()))) == 3.0 * scale
+        assert (
+            float(run_program(lambda x, inner=inner: inner(x), jnp.ones(())))
+            == 3.0 * scale
+        )
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        make(np.float32(np.nextafter(np.float32(0.1), np.float32(1.0))), jnp.arange(3.0)),
+        make(
+            np.float32(np.nextafter(np.float32(0.1), np.float32(1.0))), jnp.arange(3.0)
+        ),
         make(np.float32(-0.1), jnp.arange(3.0)),
         make(np.float32(0.1), jnp.arange(4.0)),
         make(np.float32(0.1), jnp.arange(3)),
@@ -83,7 +99,9 @@ def test_zeros_of_either_sign_and_numbers_of_either_type_differ():
 
 def test_what_has_no_key_is_compiled_and_not_held(count):
     def callback(x):
-        return jax.pure_callback(lambda x: np.asarray(x) + 1, jax.ShapeDtypeStruct((), x.dtype), x)
+        return jax.pure_callback(
+            lambda x: np.asarray(x) + 1, jax.ShapeDtypeStruct((), x.dtype), x
+        )
 
     for _ in range(2):
         assert float(run_program(callback, jnp.ones(()))) == 2.0
@@ -94,7 +112,10 @@ def test_what_has_no_key_is_compiled_and_not_held(count):
 def test_the_oldest_program_leaves(count, monkeypatch):
     monkeypatch.setattr(programs, "_SIZE", 2)
     for number in (1.0, 2.0, 3.0, 1.0):
-        assert float(run_program(lambda x, number=number: x * number, jnp.ones(()))) == number
+        assert (
+            float(run_program(lambda x, number=number: x * number, jnp.ones(())))
+            == number
+        )
     assert count() == 4
     assert len(programs._PROGRAMS) == 2
 
@@ -120,10 +141,16 @@ def test_what_changes_outside_is_read_again(monkeypatch):
 
 def test_one_program_serves_rows_of_other_data(count):
     for seed in (0, 1):
-        data = jnp.asarray(np.random.default_rng(seed).normal(size=50).astype(np.float32))
+        data = jnp.asarray(
+            np.random.default_rng(seed).normal(size=50).astype(np.float32)
+        )
         rows = np.arange(5, dtype=np.float32)
-        found = compiled_map(lambda row, data=data: {"sum": jnp.sum(row * data)}, rows, 2)
-        np.testing.assert_allclose(found["sum"], rows * np.sum(data), rtol=1e-5, atol=1e-5)
+        found = compiled_map(
+            lambda row, data=data: {"sum": jnp.sum(row * data)}, rows, 2
+        )
+        np.testing.assert_allclose(
+            found["sum"], rows * np.sum(data), rtol=1e-5, atol=1e-5
+        )
     assert count() == 1
 
 
@@ -142,8 +169,12 @@ def test_flags_that_are_set_stand(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     on_cpu = jax.default_backend() == "cpu"
     many = 2 * operations.FEW_OPERATIONS
-    assert operations.compiler_options(many) == ({"xla_backend_optimization_level": 1} if on_cpu else None)
-    assert operations.compiler_options(1) == ({"xla_backend_optimization_level": 0} if on_cpu else None)
+    assert operations.compiler_options(many) == (
+        {"xla_backend_optimization_level": 1} if on_cpu else None
+    )
+    assert operations.compiler_options(1) == (
+        {"xla_backend_optimization_level": 0} if on_cpu else None
+    )
 
 
 def test_a_program_is_compiled_for_how_often_it_runs(monkeypatch):
@@ -162,7 +193,11 @@ def test_a_program_is_compiled_for_how_often_it_runs(monkeypatch):
 
 
 def test_equal_programs_of_other_options_are_others(monkeypatch):
-    monkeypatch.setattr(programs, "compiler_options", lambda n: {"xla_backend_optimization_level": int(n > 100)})
+    monkeypatch.setattr(
+        programs,
+        "compiler_options",
+        lambda n: {"xla_backend_optimization_level": int(n > 100)},
+    )
     jaxpr = jax.make_jaxpr(jnp.sin)(jnp.ones(3)).jaxpr
     assert programs._equal_program(jaxpr, 1) is programs._equal_program(jaxpr, 2)
     assert programs._equal_program(jaxpr, 1) is not programs._equal_program(jaxpr, 1000)
@@ -182,7 +217,10 @@ def test_operations_are_counted_in_loops():
 @pytest.mark.parametrize(
     ("function", "least"),
     [
-        (lambda x: jnp.ones((100, 500)) @ jnp.broadcast_to(x[0], (500, 20)), 100 * 500 * 20),
+        (
+            lambda x: jnp.ones((100, 500)) @ jnp.broadcast_to(x[0], (500, 20)),
+            100 * 500 * 20,
+        ),
         (jnp.sort, 100 * 100),
         (jnp.cumsum, 25 * 100),
         (lambda x: jax.random.gamma(jax.random.key(0), x), 1000 * 100),
@@ -191,7 +229,10 @@ def test_operations_are_counted_in_loops():
     ids=["product", "sort", "cumsum", "gamma", "igamma"],
 )
 def test_operations_that_take_long_count_as_many(function, least):
-    assert operations.count_operations(jax.make_jaxpr(function)(jnp.ones(100)).jaxpr) >= least
+    assert (
+        operations.count_operations(jax.make_jaxpr(function)(jnp.ones(100)).jaxpr)
+        >= least
+    )
 
 
 def test_what_is_traced_once_serves_in_derivatives_and_holds_no_arrays(count):
@@ -204,12 +245,16 @@ def test_what_is_traced_once_serves_in_derivatives_and_holds_no_arrays(count):
             return jnp.sum(jnp.square(x - array))
 
         once = trace_once(function, jnp.ones(()))
-        return run_program(lambda x: (once(x), jax.grad(once)(x), jax.hessian(once)(x)), jnp.ones(()))
+        return run_program(
+            lambda x: (once(x), jax.grad(once)(x), jax.hessian(once)(x)), jnp.ones(())
+        )
 
     for scale in (1.0, 2.0):
         value, slope, curvature = sum_of_squares(scale * jnp.arange(3.0))
         shifts = 1.0 - scale * np.arange(3.0)
-        np.testing.assert_allclose([value, slope, curvature], [np.sum(shifts**2), 2.0 * np.sum(shifts), 6.0])
+        np.testing.assert_allclose(
+            [value, slope, curvature], [np.sum(shifts**2), 2.0 * np.sum(shifts), 6.0]
+        )
     assert len(traces) == 2
     assert count() == 1
 
@@ -233,7 +278,9 @@ def test_equal_traces_are_one_object(x64):
     x, row = jnp.ones(()), programs.first_row(jnp.ones(3))
     first = share_trace(make(0.1, jnp.arange(3.0)), x)
     assert share_trace(make(0.1, jnp.arange(3.0)), row) is first
-    np.testing.assert_array_equal(jax.jit(first)(x), jax.jit(make(0.1, jnp.arange(3.0)))(x))
+    np.testing.assert_array_equal(
+        jax.jit(first)(x), jax.jit(make(0.1, jnp.arange(3.0)))(x)
+    )
     others = [
         (make(0.2, jnp.arange(3.0)), x),
         (make(0.1, jnp.arange(4.0)), x),
@@ -249,7 +296,10 @@ def test_a_trace_is_not_shared_under_a_transformation(transform):
     shared = []
 
     def run(x):
-        for function, example in ((make(0.1, jnp.arange(3.0)), x[0]), (make(0.1, x), jnp.ones(()))):
+        for function, example in (
+            (make(0.1, jnp.arange(3.0)), x[0]),
+            (make(0.1, x), jnp.ones(())),
+        ):
             shared.append(share_trace(function, example) is not function)
         return x
 
@@ -276,7 +326,9 @@ def test_what_is_compiled_ahead_is_found_by_the_call():
     assert not programs.compile_ahead(function, np.zeros(7, np.float32), times=3)
     programs.wait_for(function)
     COMPILED.clear()
-    np.testing.assert_allclose(function(np.ones(7, np.float32), times=3), 3.0 + np.sin(1.0), rtol=1e-6)
+    np.testing.assert_allclose(
+        function(np.ones(7, np.float32), times=3), 3.0 + np.sin(1.0), rtol=1e-6
+    )
     assert not COMPILED
     # Other static arguments and other shapes are other programs.
     assert programs.compile_ahead(function, np.ones(7, np.float32), times=2)
@@ -285,10 +337,14 @@ def test_what_is_compiled_ahead_is_found_by_the_call():
 
 
 def test_a_traced_function_compiles_ahead_in_its_own_time():
-    run = programs.compile_once(lambda x: jnp.cos(x) * 4.25, np.ones(5, np.float32), ahead=True)
+    run = programs.compile_once(
+        lambda x: jnp.cos(x) * 4.25, np.ones(5, np.float32), ahead=True
+    )
     first = run(np.ones(5, np.float32))
     np.testing.assert_allclose(first, 4.25 * np.cos(1.0), rtol=1e-6)
-    again = programs.compile_once(lambda x: jnp.cos(x) * 4.25, np.ones(5, np.float32), ahead=True)
+    again = programs.compile_once(
+        lambda x: jnp.cos(x) * 4.25, np.ones(5, np.float32), ahead=True
+    )
     COMPILED.clear()
     np.testing.assert_array_equal(again(np.ones(5, np.float32)), first)
     assert not COMPILED

@@ -24,7 +24,9 @@ def normal(y):
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
 
-@pytest.mark.parametrize(("choice", "is_seen"), [(True, True), (False, False), (None, False)])
+@pytest.mark.parametrize(
+    ("choice", "is_seen"), [(True, True), (False, False), (None, False)]
+)
 def test_a_short_loop_shows_a_bar_only_if_asked(choice, is_seen, capsys):
     with progress(3, "steps", choice) as bar:
         for _ in range(3):
@@ -68,9 +70,17 @@ CALLS = {
         nt.temper_path, jax.random.key(0), normal, NUTS, Y, alphas=[0.5, 1.0], **SAMPLER
     ),
     "select_alpha by a guide": functools.partial(
-        nt.select_alpha, jax.random.key(0), normal, AutoNormal, Y, alphas=[0.5, 1.0], criterion=nt.alpha.lyddon()
+        nt.select_alpha,
+        jax.random.key(0),
+        normal,
+        AutoNormal,
+        Y,
+        alphas=[0.5, 1.0],
+        criterion=nt.alpha.lyddon(),
     ),
-    "mixtures.fit": functools.partial(nt.mixtures.fit, jax.random.key(0), X, COMPONENT, **MIXTURE),
+    "mixtures.fit": functools.partial(
+        nt.mixtures.fit, jax.random.key(0), X, COMPONENT, **MIXTURE
+    ),
     "mixtures.fit_chunks": functools.partial(
         nt.mixtures.fit_chunks, jax.random.key(0), [X], COMPONENT, **MIXTURE
     ),
@@ -78,8 +88,12 @@ CALLS = {
 UNIT = {"mixtures.fit"}
 
 
-@pytest.mark.parametrize(("choice", "is_whole"), [(None, True), (False, True), (True, False)])
-def test_a_fit_of_few_rows_is_one_call_unless_a_bar_is_asked_for(choice, is_whole, monkeypatch):
+@pytest.mark.parametrize(
+    ("choice", "is_whole"), [(None, True), (False, True), (True, False)]
+)
+def test_a_fit_of_few_rows_is_one_call_unless_a_bar_is_asked_for(
+    choice, is_whole, monkeypatch
+):
     strides = []
 
     def ascend(advance, state, limits, stride):
@@ -94,7 +108,11 @@ def test_a_fit_of_few_rows_is_one_call_unless_a_bar_is_asked_for(choice, is_whol
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in UNIT else pytest.mark.full) for name in CALLS]
+    "name",
+    [
+        pytest.param(name, marks=() if name in UNIT else pytest.mark.full)
+        for name in CALLS
+    ],
 )
 def test_calls_show_a_bar_and_are_silent_without(name, capsys):
     call = CALLS[name]

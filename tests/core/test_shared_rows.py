@@ -9,7 +9,13 @@ from jax.sharding import Mesh
 
 import numpyro_tempered as nt
 from numpyro_tempered.core.order import in_order
-from numpyro_tempered.core.processes import all_finite, check_same, digest_of, replicated_over, spans_processes
+from numpyro_tempered.core.processes import (
+    all_finite,
+    check_same,
+    digest_of,
+    replicated_over,
+    spans_processes,
+)
 
 
 def test_rows_that_fill_up_are_masked():
@@ -33,7 +39,11 @@ def test_rows_that_fill_up_are_masked():
             r"one common leading axis of at least 1, got shapes \[\(3,\), \(4,\)",
         ),
         ((np.ones((0, 2)),), ValueError, r"of at least 1, got shapes \[\(0, 2\)\]"),
-        ((np.array(["a"]),), TypeError, r"the data of share_rows must be real numbers, got dtype <U1"),
+        (
+            (np.array(["a"]),),
+            TypeError,
+            r"the data of share_rows must be real numbers, got dtype <U1",
+        ),
     ],
 )
 def test_share_rows_refuses_what_has_no_rows(data, error, sentence):
@@ -77,7 +87,10 @@ def parts(order):
         return made["a"] * made["b"], made["b"]
 
     def function(x):
-        made = {name: {"a": jnp.exp, "b": jnp.tanh, "c": jnp.log}[name](x) for name in (*order, "c")}
+        made = {
+            name: {"a": jnp.exp, "b": jnp.tanh, "c": jnp.log}[name](x)
+            for name in (*order, "c")
+        }
         return jax.lax.scan(body, jnp.sum(made["a"] - made["b"]), x)
 
     return jax.make_jaxpr(function)(jnp.arange(3.0))
@@ -91,5 +104,6 @@ def test_the_order_of_a_program_follows_from_what_it_computes():
     assert "log" not in str(ordered)
     x = jnp.arange(3.0)
     np.testing.assert_array_equal(
-        jax.core.eval_jaxpr(ordered, one.consts, x)[1], jax.core.eval_jaxpr(one.jaxpr, one.consts, x)[1]
+        jax.core.eval_jaxpr(ordered, one.consts, x)[1],
+        jax.core.eval_jaxpr(one.jaxpr, one.consts, x)[1],
     )

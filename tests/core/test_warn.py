@@ -38,7 +38,9 @@ CALLS = {
     "of what the package calls back": lambda: [PACKAGE["speak"]() for _ in range(1)],
     "by jax": lambda: jax.jit(PACKAGE["speak"])(np.ones(2)),
     "by numpyro": lambda: handlers.seed(PACKAGE["speak"], 0)(),
-    "by scikit-learn": lambda: FunctionTransformer(PACKAGE["speak"]).transform(np.ones((2, 1))),
+    "by scikit-learn": lambda: FunctionTransformer(PACKAGE["speak"]).transform(
+        np.ones((2, 1))
+    ),
     "within a context": lambda: in_context()(PACKAGE["speak"])(),
     "by dispatch": lambda: functools.singledispatch(PACKAGE["speak"])(0),
     "through a model": lambda: AutoNormal(model)._setup_prototype(),
@@ -60,7 +62,11 @@ def test_without_a_user_it_warns_still():
 
 
 def test_no_other_line_of_the_package_warns():
-    modules = [path for path in Path(nt.__file__).parent.rglob("*.py") if path.name != "warn.py"]
+    modules = [
+        path
+        for path in Path(nt.__file__).parent.rglob("*.py")
+        if path.name != "warn.py"
+    ]
     found = [
         f"{path.name}:{node.lineno}"
         for path in modules

@@ -10,11 +10,26 @@ from typing import NamedTuple
 
 import pytest
 
-SITE = Path(os.environ["BUILT_SITE"]).resolve() if os.environ.get("BUILT_SITE") else None
-NO_SITE = "BUILT_SITE names no folder of a built site: python -m sphinx -b html docs FOLDER"
+SITE = (
+    Path(os.environ["BUILT_SITE"]).resolve() if os.environ.get("BUILT_SITE") else None
+)
+NO_SITE = (
+    "BUILT_SITE names no folder of a built site: python -m sphinx -b html docs FOLDER"
+)
 needs_site = pytest.mark.skipif(SITE is None, reason=NO_SITE)
 # Relations of a link to what a browser does not fetch.
-FOLLOWED = {"canonical", "author", "index", "next", "prev", "search", "help", "license", "top", "up"}
+FOLLOWED = {
+    "canonical",
+    "author",
+    "index",
+    "next",
+    "prev",
+    "search",
+    "help",
+    "license",
+    "top",
+    "up",
+}
 # Whose address a browser fetches with the page, by element.
 FETCHED = {
     "script": ("src",),
@@ -55,7 +70,9 @@ class Reader(html.parser.HTMLParser):
         self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
         self.fetched |= set(addresses_in_styles(given.get("style")))
         for name in FETCHED.get(tag, ()):
-            for candidate in (given.get(name) or "").split(", " if name == "srcset" else "\n"):
+            for candidate in (given.get(name) or "").split(
+                ", " if name == "srcset" else "\n"
+            ):
                 self.fetched |= set(candidate.split()[:1])
         if tag == "link" and not set((given.get("rel") or "").split()) <= FOLLOWED:
             self.fetched.add(given.get("href") or "")
@@ -81,7 +98,9 @@ def read_page(text):
     reader = Reader()
     reader.feed(text)
     reader.close()
-    return Page(frozenset(reader.fetched), frozenset(reader.links), frozenset(reader.anchors))
+    return Page(
+        frozenset(reader.fetched), frozenset(reader.links), frozenset(reader.anchors)
+    )
 
 
 def is_elsewhere(address):
@@ -117,4 +136,6 @@ def page_of(stem):
 
 def lines(wrong):
     """What is wrong by page, a line for each page."""
-    return "\n" + "\n".join(f"{name}: {problems}" for name, problems in wrong.items() if problems)
+    return "\n" + "\n".join(
+        f"{name}: {problems}" for name, problems in wrong.items() if problems
+    )

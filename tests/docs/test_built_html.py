@@ -4,7 +4,15 @@ import posixpath
 import urllib.parse
 
 import pytest
-from built_site import SITE, addresses_in_styles, is_elsewhere, lines, needs_site, pages, read_page
+from built_site import (
+    SITE,
+    addresses_in_styles,
+    is_elsewhere,
+    lines,
+    needs_site,
+    pages,
+    read_page,
+)
 
 PAGE = """
 <html><head>
@@ -23,7 +31,11 @@ PAGE = """
 
 def test_the_reader_sees_every_way_to_name_another_host():
     page = read_page(PAGE)
-    hosts = {urllib.parse.urlsplit(address).netloc[:1] for address in page.fetched if is_elsewhere(address)}
+    hosts = {
+        urllib.parse.urlsplit(address).netloc[:1]
+        for address in page.fetched
+        if is_elsewhere(address)
+    }
     assert hosts == set("acdefhijm")
     assert page.links == {"https://l.example", "#here"}
     assert page.anchors == {"here", "there"}
@@ -31,7 +43,12 @@ def test_the_reader_sees_every_way_to_name_another_host():
 
 @pytest.mark.parametrize(
     ("address", "elsewhere"),
-    [("https://a.example/b", True), ("//a.example/b", True), ("../b.html#c", False), ("data:image/png;,", False)],
+    [
+        ("https://a.example/b", True),
+        ("//a.example/b", True),
+        ("../b.html#c", False),
+        ("data:image/png;,", False),
+    ],
 )
 def test_addresses_of_other_hosts_are_told_from_paths(address, elsewhere):
     assert is_elsewhere(address) is elsewhere
@@ -39,31 +56,50 @@ def test_addresses_of_other_hosts_are_told_from_paths(address, elsewhere):
 
 @needs_site
 def test_no_page_fetches_anything_from_another_host():
-    fetched = {name: sorted(filter(is_elsewhere, page.fetched)) for name, page in pages().items()}
+    fetched = {
+        name: sorted(filter(is_elsewhere, page.fetched))
+        for name, page in pages().items()
+    }
     assert not any(fetched.values()), lines(fetched)
 
 
 @needs_site
 def test_no_style_sheet_fetches_anything_from_another_host():
-    sheets = {str(path.relative_to(SITE)): path.read_text() for path in SITE.rglob("*.css")}
+    sheets = {
+        str(path.relative_to(SITE)): path.read_text() for path in SITE.rglob("*.css")
+    }
     assert len(sheets) > 3
-    fetched = {name: list(filter(is_elsewhere, addresses_in_styles(text))) for name, text in sheets.items()}
+    fetched = {
+        name: list(filter(is_elsewhere, addresses_in_styles(text)))
+        for name, text in sheets.items()
+    }
     assert not any(fetched.values()), lines(fetched)
 
 
 def missing(name, address):
     """What is wrong with an address on a page, or None."""
     parts = urllib.parse.urlsplit(address)
-    if is_elsewhere(address) or parts.scheme in ("data", "mailto", "javascript", "about"):
+    if is_elsewhere(address) or parts.scheme in (
+        "data",
+        "mailto",
+        "javascript",
+        "about",
+    ):
         return None
     folder = posixpath.dirname(name)
-    path = urllib.parse.unquote(posixpath.normpath(posixpath.join(folder, parts.path))) if parts.path else name
+    path = (
+        urllib.parse.unquote(posixpath.normpath(posixpath.join(folder, parts.path)))
+        if parts.path
+        else name
+    )
     if (SITE / path).is_dir():
         path = posixpath.join(path, "index.html")
     if not (SITE / path).is_file():
         return f"no file {path}"
     # Links back from the sources name what has two public names by either of them.
-    anchor = "" if name.startswith("_modules/") else urllib.parse.unquote(parts.fragment)
+    anchor = (
+        "" if name.startswith("_modules/") else urllib.parse.unquote(parts.fragment)
+    )
     if anchor and path in pages() and anchor not in pages()[path].anchors:
         return f"no anchor {anchor} in {path}"
     return None
@@ -72,7 +108,9 @@ def missing(name, address):
 @needs_site
 def test_every_link_inside_of_the_site_leads_somewhere():
     wrong = {
-        name: sorted({missing(name, each) for each in page.links | page.fetched} - {None})
+        name: sorted(
+            {missing(name, each) for each in page.links | page.fetched} - {None}
+        )
         for name, page in pages().items()
     }
     assert not any(wrong.values()), lines(wrong)

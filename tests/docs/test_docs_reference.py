@@ -12,7 +12,9 @@ REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md
 
 def listed():
     tables = re.findall(
-        r"^\.\. autosummary::\n((?:   :.*\n)*)\n((?:   \S+\n)+)", REFERENCE.read_text(), re.MULTILINE
+        r"^\.\. autosummary::\n((?:   :.*\n)*)\n((?:   \S+\n)+)",
+        REFERENCE.read_text(),
+        re.MULTILINE,
     )
     assert all(":toctree: api" in options for options, _ in tables)
     return [f"numpyro_tempered.{name}" for _, names in tables for name in names.split()]
@@ -42,7 +44,9 @@ def names_within(name, value):
     if not inspect.ismodule(value):
         return {name}
     inner = getattr(value, "__all__", defined_in(value))
-    return set().union(*(names_within(f"{name}.{each}", getattr(value, each)) for each in inner))
+    return set().union(
+        *(names_within(f"{name}.{each}", getattr(value, each)) for each in inner)
+    )
 
 
 def test_no_public_name_is_missing_from_the_reference():

@@ -10,7 +10,9 @@ import pytest
 from conftest import tiered
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "understand" / "fair_coins.md"
-CELLS = "\n".join(re.findall(r"```\{code-cell\} ipython3\n(.*?)```", PAGE.read_text(), re.DOTALL))
+CELLS = "\n".join(
+    re.findall(r"```\{code-cell\} ipython3\n(.*?)```", PAGE.read_text(), re.DOTALL)
+)
 DEPTH = 12
 
 
@@ -49,7 +51,9 @@ def page():
 PROBABILITIES = [Fraction(1, 3), Fraction(1, 10), Fraction(5, 7), Fraction(3, 8)]
 
 
-@pytest.mark.parametrize("p", tiered(PROBABILITIES, unit=[Fraction(1, 3), Fraction(3, 8)]))
+@pytest.mark.parametrize(
+    "p", tiered(PROBABILITIES, unit=[Fraction(1, 3), Fraction(3, 8)])
+)
 def test_bernoulli_over_all_strings_of_flips(page, p):
     found = over_all_strings(lambda rng: page["bernoulli"](p, 1, rng))
     # All but the string without a head come to an answer; the share of ones is p cut after its last digit.
@@ -58,14 +62,23 @@ def test_bernoulli_over_all_strings_of_flips(page, p):
     assert found[:, 1].sum() == sum(k * 2 ** (DEPTH - k) for k in range(1, DEPTH + 1))
 
 
-THREE = [[Fraction(1, 3), Fraction(1, 2), Fraction(1, 6)], [Fraction(3, 4), Fraction(0), Fraction(1, 4)]]
-LISTS = [[Fraction(1, 6)] * 6, *THREE, [Fraction(17, 100), Fraction(80, 100), Fraction(3, 100)]]
+THREE = [
+    [Fraction(1, 3), Fraction(1, 2), Fraction(1, 6)],
+    [Fraction(3, 4), Fraction(0), Fraction(1, 4)],
+]
+LISTS = [
+    [Fraction(1, 6)] * 6,
+    *THREE,
+    [Fraction(17, 100), Fraction(80, 100), Fraction(3, 100)],
+]
 
 
 @pytest.mark.parametrize("p", tiered(LISTS, unit=THREE))
 def test_categorical_over_all_strings_of_flips(page, p):
     found = over_all_strings(lambda rng: page["categorical"](p, 1, rng))
-    assert np.bincount(found[:, 0], minlength=len(p)).tolist() == [int(2**DEPTH * p_i) for p_i in p]
+    assert np.bincount(found[:, 0], minlength=len(p)).tolist() == [
+        int(2**DEPTH * p_i) for p_i in p
+    ]
     digits = [[int(2**k * p_i) % 2 for k in range(1, DEPTH + 1)] for p_i in p]
     assert found[:, 1].sum() == sum(
         k * 2 ** (DEPTH - k) * row[k - 1] for row in digits for k in range(1, DEPTH + 1)
@@ -80,7 +93,9 @@ def test_draws_side_by_side_are_draws_one_by_one(page):
         """Flip k of the walks that still go, found by replaying each one alone."""
 
         def __init__(self):
-            self.flips = np.array([page["categorical"](p, 1, Flips(row))[1][0] for row in bits])
+            self.flips = np.array(
+                [page["categorical"](p, 1, Flips(row))[1][0] for row in bits]
+            )
             self.k = 0
 
         def integers(self, high, size):

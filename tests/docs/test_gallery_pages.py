@@ -18,11 +18,23 @@ def figure(name):
 
 def notebook(first, *cells):
     text = {"source": [first], "metadata": {}}
-    return {"cells": [text, *({"metadata": {"tags": tags}, "outputs": outputs} for tags, outputs in cells)]}
+    return {
+        "cells": [
+            text,
+            *(
+                {"metadata": {"tags": tags}, "outputs": outputs}
+                for tags, outputs in cells
+            ),
+        ]
+    }
 
 
 def test_a_card_shows_the_last_figure_of_the_tagged_cell_or_of_the_notebook():
-    one, two, three = ([], [figure("a"), figure("b")]), (["thumbnail"], [figure("c")]), ([], [figure("d")])
+    one, two, three = (
+        ([], [figure("a"), figure("b")]),
+        (["thumbnail"], [figure("c")]),
+        ([], [figure("d")]),
+    )
     assert gallery.thumbnail(notebook("# T", one, two, three)) == b"c"
     assert gallery.thumbnail(notebook("# T", one, three)) == b"d"
     assert gallery.thumbnail(notebook("# T", ([], [{"text": "no figure"}]))) is None
@@ -30,11 +42,15 @@ def test_a_card_shows_the_last_figure_of_the_tagged_cell_or_of_the_notebook():
 
 def test_a_card_has_the_title_and_the_question():
     badge = "[![Open in Colab][badge]][colab]\n\n[badge]: https://a.b/c.svg\n[colab]: https://a.b"
-    text = f"# How many?\n\n{badge}\n\nPixels. **How many\ncolours?** And more.\n\nLater."
+    text = (
+        f"# How many?\n\n{badge}\n\nPixels. **How many\ncolours?** And more.\n\nLater."
+    )
     assert gallery.heading(notebook(text)) == ("How many?", "How many colours?")
     assert gallery.heading(notebook("# T\n\nOne paragraph,\nno question.")) == (
         "T",
         "One paragraph, no question.",
     )
-    with pytest.raises(ValueError, match=r"^the first cell of.*is a heading.*Title, and a paragraph"):
+    with pytest.raises(
+        ValueError, match=r"^the first cell of.*is a heading.*Title, and a paragraph"
+    ):
         gallery.heading(notebook("no title"))

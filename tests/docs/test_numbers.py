@@ -12,11 +12,49 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-pytestmark = pytest.mark.skipif(not RESULTS.exists(), reason="docs/results is not in the source distribution")
-WORDS = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-TENS = ["", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "hundred"]
-PARTS = ["dozens?", "hundreds", "thousands?", "millions?", "half", "twice", "thirds?", "quarters?", "tenths?"]
-NUMBER = re.compile(rf"\d+|\b(?:{'|'.join([*WORDS[2:], *TENS[2:], *PARTS])})\b", re.IGNORECASE)
+pytestmark = pytest.mark.skipif(
+    not RESULTS.exists(), reason="docs/results is not in the source distribution"
+)
+WORDS = [
+    "none",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+]
+TENS = [
+    "",
+    "ten",
+    "twenty",
+    "thirty",
+    "forty",
+    "fifty",
+    "sixty",
+    "seventy",
+    "eighty",
+    "ninety",
+    "hundred",
+]
+PARTS = [
+    "dozens?",
+    "hundreds",
+    "thousands?",
+    "millions?",
+    "half",
+    "twice",
+    "thirds?",
+    "quarters?",
+    "tenths?",
+]
+NUMBER = re.compile(
+    rf"\d+|\b(?:{'|'.join([*WORDS[2:], *TENS[2:], *PARTS])})\b", re.IGNORECASE
+)
 # What is no result: versions, definitions, and what others promise.
 GIVEN = {
     "Python 3.11 or newer": "a requirement",
@@ -55,7 +93,10 @@ GIVEN = {
 def rows(name):
     """Rows of a table of results; numbers are floats."""
     with open(RESULTS / f"{name}.csv", encoding="utf-8") as file:
-        return [{key: number(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
+        return [
+            {key: number(cell) for key, cell in row.items()}
+            for row in csv.DictReader(file)
+        ]
 
 
 def number(cell):
@@ -67,7 +108,11 @@ def number(cell):
 
 def column(name, key, **where):
     """Cells of the rows whose columns are as in ``where``, empty ones left out."""
-    return [row[key] for row in rows(name) if all(row[k] == v for k, v in where.items()) and row[key] != ""]
+    return [
+        row[key]
+        for row in rows(name)
+        if all(row[k] == v for k, v in where.items()) and row[key] != ""
+    ]
 
 
 def cell(name, key, **where):
@@ -83,7 +128,11 @@ def across(name, key, value, columns=("2", "30", "54", "1000")):
 
 def written(path, pattern):
     """What a file of text says, as a string."""
-    (found,) = set(re.findall(pattern, (ROOT / path).read_text(encoding="utf-8"), flags=re.MULTILINE))
+    (found,) = set(
+        re.findall(
+            pattern, (ROOT / path).read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+    )
     return found
 
 
@@ -94,7 +143,9 @@ def noted(name, pattern):
 
 def constant(path, name):
     """An integer of the package: 8 or 2**13."""
-    base, _, power = written(f"numpyro_tempered/{path}", rf"^{name} = ([\d*.]+)").partition("**")
+    base, _, power = written(
+        f"numpyro_tempered/{path}", rf"^{name} = ([\d*.]+)"
+    ).partition("**")
     return int(float(base) ** int(power or 1))
 
 
@@ -133,9 +184,14 @@ def outside():
     table, work = rows("overhead_time_py313"), rows("overhead_flops_py313")
     (row,) = [row for row in table if row["inside"] == "no"]
     largest = max(row["n"] for row in table)
-    cheapest = min((row for row in work if row["n"] == largest), key=lambda row: row["flops a datum"])["model"]
+    cheapest = min(
+        (row for row in work if row["n"] == largest),
+        key=lambda row: row["flops a datum"],
+    )["model"]
     which = (
-        "the cheapest likelihood at its largest size" if (row["model"], row["n"]) == (cheapest, largest) else row
+        "the cheapest likelihood at its largest size"
+        if (row["model"], row["n"]) == (cheapest, largest)
+        else row
     )
     assert len(table) % 10 == 0
     return f"One line of {TENS[len(table) // 10]} lies outside: {which}"
@@ -157,7 +213,10 @@ def benchmarks():
     """Claims of the page of benchmarks, in its order."""
     nodes = written("docs/results/model_step_py313.csv", r"NGVI, model, (\d+) nodes")
     yield f", {nodes} nodes; *bare*"
-    python, jax = noted("online_step_py311", r"Python (3\.\d+)"), noted("online_step_py311", r"jax (0\.\d+)")
+    python, jax = (
+        noted("online_step_py311", r"Python (3\.\d+)"),
+        noted("online_step_py311", r"jax (0\.\d+)"),
+    )
     yield f"### Python {python} The program is the same; the CPU runtime of jax {jax} dispatches"
     yield f"which costs more than the arithmetic up to d = {spent_on_dispatch('online_step_py311'):.0f}."
     yield f"n = {noted('first_calls_py313', r'n = ([0-9]+)')}, all options at their defaults, one process"
@@ -186,9 +245,14 @@ def benchmarks():
     yield f"the implicit step {span(across('peers_py313', 'contestant', 'R-VGA, NumPyro model'))} explicit ones."
     scan = across("peers_py313", "contestant", "NumPyro SVI, scan")
     yield f"The model rule is {span(scan)} times faster than a scan around SVI's step"
-    blackjax = across("peers_py313", "contestant", "blackjax meanfield_vi, scan", ("30", "54", "1000"))
+    blackjax = across(
+        "peers_py313", "contestant", "blackjax meanfield_vi, scan", ("30", "54", "1000")
+    )
     yield f"from d = 30 on {span(blackjax)} times than one around blackjax's"
-    gaussian, poisson = flops("location", "flops a datum"), flops("poisson", "flops a datum")
+    gaussian, poisson = (
+        flops("location", "flops a datum"),
+        flops("poisson", "flops a datum"),
+    )
     yield f"to a Gaussian density and gradient of {gaussian:.0f} operations this is {share('location'):.0f}%"
     yield f"relative to a Poisson of {round(poisson, -1):.0f} it is {share('poisson'):.1f}%"
     yield f"median of {WORDS[int(noted('overhead_py313', r'300 rounds in ([0-9]+) blocks'))]} blocks of rounds"
@@ -201,7 +265,9 @@ def benchmarks():
     yield f"at {last['ours / floor']:.1f} times the floor it is {faster:.1f} times as fast as scikit-learn"
     k = rows("mixture_speed")[0]["K"]
     yield f"The first rows fill {WORDS[int(k)]} components up to {WORDS[filled()]}, so"
-    rounding = written("numpyro_tempered/mixtures/climb.py", r"^COMMON_ROUNDING = ([\d.e-]+)")
+    rounding = written(
+        "numpyro_tempered/mixtures/climb.py", r"^COMMON_ROUNDING = ([\d.e-]+)"
+    )
     yield f"({float(rounding):.4f} nat of a log density)"
     n, d, k = noted("mixture_speed", r"= \[\((\d+), (\d+), (\d+)\)")
     passes = column("mixture_speed_restarts", "32 restarts a pass / one")
@@ -210,26 +276,41 @@ def benchmarks():
         f" {min(passes):.0f} to {max(passes):.0f} single passes"
     )
     n, d, k, restarts = written(
-        "tests/benchmarks/mixture_speed.py", r"small else \((\w+), (\d+), (\d+), (\d+)\)$"
+        "tests/benchmarks/mixture_speed.py",
+        r"small else \((\w+), (\d+), (\d+), (\d+)\)$",
     )
     yield f"n = {int(n):,}, d = {d}, K = {k}, {WORDS[int(restarts)]} restarts one after the other"
-    n, k = written("tests/benchmarks/mixture_peers.py", r"x = draw\((\d+), \d+, (\d+), seed\)")
+    n, k = written(
+        "tests/benchmarks/mixture_peers.py", r"x = draw\((\d+), \d+, (\d+), seed\)"
+    )
     yield f"Seconds of a whole fit of {n} rows, K = {k}, with defaults and one start"
     n, d = noted("alpha_cost", r"n = (\d+), d = (\d+)")
     yield f"Logistic regression on {WORDS[int(d) - 1]} features of the breast cancer data (n = {n}, d = {d})"
     alphas = int(
-        written("numpyro_tempered/select/alpha/driver.py", r"^DEFAULT_GRID = np\.geomspace\(.*, (\d+)\)")
+        written(
+            "numpyro_tempered/select/alpha/driver.py",
+            r"^DEFAULT_GRID = np\.geomspace\(.*, (\d+)\)",
+        )
     )
     blocks = constant("select/alpha/safe_bayes.py", "NUM_BLOCKS")
     yield f"SafeBayes fits {WORDS[alphas]} alphas to all data and to {WORDS[blocks - 1]} parts of them"
-    path = written("numpyro_tempered/select/path.py", r"^DEFAULT_GRID = np\.linspace\(.*, (\d+)\)")
+    path = written(
+        "numpyro_tempered/select/path.py", r"^DEFAULT_GRID = np\.linspace\(.*, (\d+)\)"
+    )
     yield f"until all have converged; fits {path}."
     total = {
-        key: sum(row[key] for row in rows("fit_checks")) for key in ("checks", "bounds", "estimates", "misses")
+        key: sum(row[key] for row in rows("fit_checks"))
+        for key in ("checks", "bounds", "estimates", "misses")
     }
-    violated = sum(row[f"{kind} violations"] for row in rows("fit_checks") for kind in ("mean", "sd"))
+    violated = sum(
+        row[f"{kind} violations"]
+        for row in rows("fit_checks")
+        for kind in ("mean", "sd")
+    )
     outcome = "none was violated" if violated == 0 else f"{violated:.0f} were violated"
-    means = f"In {total['checks']:,.0f} checks with {total['bounds']:,.0f} bounds on means"
+    means = (
+        f"In {total['checks']:,.0f} checks with {total['bounds']:,.0f} bounds on means"
+    )
     yield f"{means}, and as many on standard deviations, {outcome}"
     yield f"{100 * total['misses'] / total['estimates']:.1f} % of the corrected means missed"
 
@@ -251,7 +332,11 @@ def index():
     yield f"up to {decimals(front('stream', 'largest_gap_in_sds'), 1)} standard deviations"
     yield f"the petals of {front('choose', 'flowers'):.0f} irises"
     yield f"says {WORDS[int(front('choose', 'selected'))]}"
-    stories = [path for path in (ROOT / "docs" / "stories").glob("*.md") if path.stem != "index"]
+    stories = [
+        path
+        for path in (ROOT / "docs" / "stories").glob("*.md")
+        if path.stem != "index"
+    ]
     yield f"{WORDS[len(stories)].capitalize()} problems"
 
 
@@ -277,15 +362,29 @@ CLAIMS = {
 
 def prose(page):
     """The text of a page without its header, code, targets of links and formulas, with single blanks."""
-    text = re.sub(r"\A---\n.*?\n---\n", " ", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(
+        r"\A---\n.*?\n---\n",
+        " ",
+        (ROOT / page).read_text(encoding="utf-8"),
+        flags=re.DOTALL,
+    )
     text = re.sub(r"^```.*?^```$", " ", text, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"\]\([^)]*\)|^\[[^\]]*\]: .*$|`[^`]*`|\$[^$]*\$|^:+.*$|<[^>]*>", " ", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"\]\([^)]*\)|^\[[^\]]*\]: .*$|`[^`]*`|\$[^$]*\$|^:+.*$|<[^>]*>",
+        " ",
+        text,
+        flags=re.MULTILINE,
+    )
     return " ".join(text.split())
 
 
 def left_over(text, sentences):
     """Numbers that stand in none of the sentences, with what is around them."""
-    inside = [at.span() for sentence in sentences for at in re.finditer(re.escape(sentence), text)]
+    inside = [
+        at.span()
+        for sentence in sentences
+        for at in re.finditer(re.escape(sentence), text)
+    ]
     return [
         text[max(0, at.start() - 30) : at.end() + 10]
         for at in NUMBER.finditer(text)
@@ -325,7 +424,10 @@ def test_a_table_that_differs_is_seen(page, monkeypatch):
         def scale(name, changed=changed):
             factor = 3.0 if name == changed else 1.0
             return [
-                {key: value if isinstance(value, str) else factor * value for key, value in row.items()}
+                {
+                    key: value if isinstance(value, str) else factor * value
+                    for key, value in row.items()
+                }
                 for row in read(name)
             ]
 
@@ -339,12 +441,21 @@ def test_a_table_that_differs_is_seen(page, monkeypatch):
 
 def test_a_number_that_differs_is_seen(monkeypatch):
     read = prose
-    monkeypatch.setitem(globals(), "prose", lambda page: read(page).replace("takes 1.1 to", "takes 1.2 to"))
+    monkeypatch.setitem(
+        globals(),
+        "prose",
+        lambda page: read(page).replace("takes 1.1 to", "takes 1.2 to"),
+    )
     with pytest.raises(AssertionError):
         test_what_a_page_says_is_what_the_results_say("docs/reference/benchmarks.md")
     with pytest.raises(AssertionError):
         test_every_other_number_of_a_page_is_given("docs/reference/benchmarks.md")
-    assert NUMBER.findall("in under 4 minutes, nine tenths of ninety") == ["4", "nine", "tenths", "ninety"]
+    assert NUMBER.findall("in under 4 minutes, nine tenths of ninety") == [
+        "4",
+        "nine",
+        "tenths",
+        "ninety",
+    ]
 
 
 def test_commands_of_results_name_no_place_of_one_machine():
@@ -355,4 +466,6 @@ def test_commands_of_results_name_no_place_of_one_machine():
         if line.startswith("command: ")
     }
     assert len(commands) > 10
-    assert {name: line for name, line in commands.items() if re.search(r"[ =][/~]", line)} == {}
+    assert {
+        name: line for name, line in commands.items() if re.search(r"[ =][/~]", line)
+    } == {}

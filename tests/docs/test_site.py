@@ -14,13 +14,19 @@ from pathlib import Path
 import pytest
 from built_site import SITE, lines, needs_site, page_of, pages, stem_of
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+webdriver = pytest.importorskip(
+    "selenium.webdriver", reason="selenium is not installed"
+)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    None,
+)
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
     needs_site,
     pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="no chromium and chromedriver: apt-get install chromium-driver"
+        not (CHROMIUM and DRIVER),
+        reason="no chromium and chromedriver: apt-get install chromium-driver",
     ),
 ]
 CHECKS = (Path(__file__).parent / "page_checks.js").read_text()
@@ -94,10 +100,18 @@ class Browser:
         options.binary_location = CHROMIUM
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         # The sandbox needs what containers do not allow, and root may not have it.
-        flags = ("headless=new", "hide-scrollbars", "disable-gpu", "no-sandbox", "disable-dev-shm-usage")
+        flags = (
+            "headless=new",
+            "hide-scrollbars",
+            "disable-gpu",
+            "no-sandbox",
+            "disable-dev-shm-usage",
+        )
         for flag in (*flags, "host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"):
             options.add_argument(f"--{flag}")
-        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+        self.driver = webdriver.Chrome(
+            options=options, service=webdriver.ChromeService(executable_path=DRIVER)
+        )
         self.driver.set_script_timeout(30)
         self.command = self.driver.execute_cdp_cmd
         self.command(
@@ -109,7 +123,12 @@ class Browser:
         self.driver.quit()
 
     def resize(self, width, height=900):
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        size = {
+            "width": width,
+            "height": height,
+            "deviceScaleFactor": 1,
+            "mobile": False,
+        }
         self.command("Emulation.setDeviceMetricsOverride", size)
 
     def dress(self, scheme):
@@ -121,7 +140,9 @@ class Browser:
 
     def check(self, *names):
         """What these checks of page_checks.js find, by their names."""
-        return self.driver.execute_script(f"return {{{', '.join(f'{name}: checks.{name}()' for name in names)}}}")
+        return self.driver.execute_script(
+            f"return {{{', '.join(f'{name}: checks.{name}()' for name in names)}}}"
+        )
 
     def open(self, address):
         self.driver.get(address)
@@ -149,7 +170,14 @@ def visit(browser, address):
     browser.resize(SCREEN)
     browser.dress("light")
     browser.open(address)
-    found = browser.check("rawTex", "brokenImages", "requestsElsewhere", "contrast", "overflow", "splitWords")
+    found = browser.check(
+        "rawTex",
+        "brokenImages",
+        "requestsElsewhere",
+        "contrast",
+        "overflow",
+        "splitWords",
+    )
     for check, name in (
         ("contrast", "light"),
         ("overflow", f"overflow{SCREEN}"),
@@ -160,13 +188,18 @@ def visit(browser, address):
     found |= browser.check("contrast", "darkFigures")
     found["dark"] = found.pop("contrast")
     browser.resize(PHONE)
-    found |= {f"{name}{PHONE}": each for name, each in browser.check("overflow", "splitWords").items()}
+    found |= {
+        f"{name}{PHONE}": each
+        for name, each in browser.check("overflow", "splitWords").items()
+    }
     return found | {"console": browser.messages()}
 
 
 def visit_all(address, names):
     with contextlib.closing(Browser()) as browser:
-        return {name: visit(browser, address + urllib.parse.quote(name)) for name in names}
+        return {
+            name: visit(browser, address + urllib.parse.quote(name)) for name in names
+        }
 
 
 @pytest.fixture(scope="module")
@@ -174,15 +207,29 @@ def visits(address):
     """What the checks find, by page; two browsers share the pages."""
     names = list(pages())
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        halves = list(pool.map(functools.partial(visit_all, address), (names[::2], names[1::2])))
+        halves = list(
+            pool.map(functools.partial(visit_all, address), (names[::2], names[1::2]))
+        )
     return halves[0] | halves[1]
 
 
 @pytest.mark.parametrize(
     "check",
     [
-        *("console", "requestsElsewhere", "rawTex", "brokenImages", "light", "dark", "darkFigures"),
-        *(f"{name}{width}" for name in ("overflow", "splitWords") for width in (SCREEN, PHONE)),
+        *(
+            "console",
+            "requestsElsewhere",
+            "rawTex",
+            "brokenImages",
+            "light",
+            "dark",
+            "darkFigures",
+        ),
+        *(
+            f"{name}{width}"
+            for name in ("overflow", "splitWords")
+            for width in (SCREEN, PHONE)
+        ),
     ],
 )
 def test_no_page_has(check, visits):
@@ -201,7 +248,9 @@ body {{ margin: 0; background: #fff; color: #000 }}
 <div style="width: 50px; overflow: hidden"><div style="width: 300px">cut</div></div>
 <script>console.error("broken"); fetch("https://elsewhere.example/").catch(() => null)</script>
 </article></body></html>"""
-DOT = urllib.parse.quote('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
+DOT = urllib.parse.quote(
+    '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
+)
 
 
 def test_every_check_sees_a_broken_page(browser, tmp_path):
@@ -223,7 +272,9 @@ def test_every_check_sees_a_broken_page(browser, tmp_path):
     assert any("cut" in place for place in found["overflow1280"])
 
 
-@pytest.mark.skipif(not os.environ.get("SITE_SCREENSHOTS"), reason="SITE_SCREENSHOTS names no folder")
+@pytest.mark.skipif(
+    not os.environ.get("SITE_SCREENSHOTS"), reason="SITE_SCREENSHOTS names no folder"
+)
 def test_pictures_of_pages_are_taken(browser, address):
     folder = Path(os.environ["SITE_SCREENSHOTS"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -234,8 +285,12 @@ def test_pictures_of_pages_are_taken(browser, address):
             browser.dress(scheme)
             for width in (SCREEN, PHONE):
                 browser.resize(width, 1800)
-                picture = browser.command("Page.captureScreenshot", {"format": "png"})["data"]
-                (folder / f"{stem}_{width}_{scheme}.png").write_bytes(base64.b64decode(picture))
+                picture = browser.command("Page.captureScreenshot", {"format": "png"})[
+                    "data"
+                ]
+                (folder / f"{stem}_{width}_{scheme}.png").write_bytes(
+                    base64.b64decode(picture)
+                )
     assert len(list(folder.glob("*.png"))) >= 4 * len(PICTURED)
 
 
@@ -257,5 +312,9 @@ def first_found(browser, address, query):
 def test_the_search_finds_the_right_page_first(browser, address):
     browser.resize(SCREEN)
     first = {query: first_found(browser, address, query) for query in QUERIES}
-    wrong = {query: f"{page}, not {QUERIES[query]}" for query, page in first.items() if page != QUERIES[query]}
+    wrong = {
+        query: f"{page}, not {QUERIES[query]}"
+        for query, page in first.items()
+        if page != QUERIES[query]
+    }
     assert wrong == {}, lines(wrong)

@@ -8,7 +8,9 @@ from scipy.optimize import brentq
 from scipy.special import rel_entr
 from test_numbers import RESULTS, ROOT, WORDS, cell, column, decimals, noted, rows
 
-pytestmark = pytest.mark.skipif(not RESULTS.exists(), reason="docs/results is not in the source distribution")
+pytestmark = pytest.mark.skipif(
+    not RESULTS.exists(), reason="docs/results is not in the source distribution"
+)
 CANCER, DIGITS = "breast cancer", "digits, even or odd"
 
 
@@ -28,7 +30,11 @@ def rounded(data, prior, alpha, key="certificate"):
 def of_test_rows(error, num_rows):
     """What as many rows that were set aside would certify."""
     return brentq(
-        lambda q: rel_entr(error, q) + rel_entr(1 - error, 1 - q) - math.log(20) / num_rows, error, 0.999
+        lambda q: (
+            rel_entr(error, q) + rel_entr(1 - error, 1 - q) - math.log(20) / num_rows
+        ),
+        error,
+        0.999,
     )
 
 
@@ -50,8 +56,13 @@ def risk_claims():
     fixed = [row for row in rows("risk_certificates") if row["alpha"] != "best"]
     best = [row for row in rows("risk_certificates") if row["alpha"] == "best"]
     cells = [(row["data"], row["prior"]) for row in best]
-    least = [min(row["certificate"] for row in fixed if (row["data"], row["prior"]) == each) for each in cells]
-    prices = [row["certificate"] - value for row, value in zip(best, least, strict=True)]
+    least = [
+        min(row["certificate"] for row in fixed if (row["data"], row["prior"]) == each)
+        for each in cells
+    ]
+    prices = [
+        row["certificate"] - value for row, value in zip(best, least, strict=True)
+    ]
     alphas = len({row["alpha"] for row in fixed})
     costs = f"costs {decimals(min(prices), 3)} to {decimals(max(prices), 3)}"
     yield f"*The best alpha* of {WORDS[alphas]}, chosen by the certificate itself, {costs}"
@@ -76,11 +87,20 @@ def short(value, digits=3):
 
 def concentration_claims():
     """Claims of the page on concentration."""
-    values, errors = (slopes(key, "regression", "mean field") for key in ("slope", "slope_se"))
-    by_alpha = [f"{short(v)} ({a})" for v, a in zip(values, (".25", ".5", ".75", "1"), strict=True)]
+    values, errors = (
+        slopes(key, "regression", "mean field") for key in ("slope", "slope_se")
+    )
+    by_alpha = [
+        f"{short(v)} ({a})"
+        for v, a in zip(values, (".25", ".5", ".75", "1"), strict=True)
+    ]
     yield f"slopes {', '.join(by_alpha[:3])} and {by_alpha[3]}"
     yield f"with standard errors of {short(min(errors))} to {short(max(errors))}"
-    worst = max(abs(row["over_limit"] - 1) for row in rows("concentration_slopes") if row["over_limit"] != "")
+    worst = max(
+        abs(row["over_limit"] - 1)
+        for row in rows("concentration_slopes")
+        if row["over_limit"] != ""
+    )
     yield f"is within {short(math.ceil(1000 * worst - 1e-9) / 10, 1)} % of its limit"
     ratios = slopes("bound_over_renyi", "regression", "exact") + slopes(
         "bound_over_renyi", "regression", "mean field"
@@ -91,7 +111,11 @@ def concentration_claims():
         slopes("slope_se", "misspecified", "mean field"),
     )
     yield f"(slopes {short(max(values))} to {short(min(values))}, standard errors {short(min(errors))} to"
-    rough = [row for row in rows("concentration_slopes") if row["study"] == "rough" and row["alpha"] < 1]
+    rough = [
+        row
+        for row in rows("concentration_slopes")
+        if row["study"] == "rough" and row["alpha"] < 1
+    ]
     values, errors = ([row[key] for row in rough] for key in ("slope", "slope_se"))
     yield f"slopes {short(max(values))} to {short(min(values))} (standard errors {short(min(errors))} to"
     at_one = {"study": "rough", "alpha": 1.0}
@@ -101,10 +125,15 @@ def concentration_claims():
 
 
 @pytest.mark.parametrize(
-    ("page", "claims"), [("theory_risk", risk_claims), ("concentration", concentration_claims)]
+    ("page", "claims"),
+    [("theory_risk", risk_claims), ("concentration", concentration_claims)],
 )
 def test_the_numbers_are_those_of_the_results(page, claims):
-    text = " ".join((ROOT / "docs" / "understand" / f"{page}.md").read_text(encoding="utf-8").split())
+    text = " ".join(
+        (ROOT / "docs" / "understand" / f"{page}.md")
+        .read_text(encoding="utf-8")
+        .split()
+    )
     assert [claim for claim in claims() if " ".join(claim.split()) not in text] == []
 
 

@@ -32,7 +32,9 @@ def selected():
 def test_one_of_several_numbers_of_components_is_selected(selected):
     assert selected.n_components_ == selected.selection_.num_components == 2
     assert set(selected.selection_.fits) == {1, 2, 3}
-    np.testing.assert_array_equal(selected.predict(X) == selected.predict(X)[0], LABEL == 0)
+    np.testing.assert_array_equal(
+        selected.predict(X) == selected.predict(X)[0], LABEL == 0
+    )
     loaded = pickle.loads(pickle.dumps(selected))
     np.testing.assert_array_equal(loaded.predict_proba(X), selected.predict_proba(X))
     assert loaded.selection_.fits[3].objective == selected.selection_.fits[3].objective
@@ -63,7 +65,9 @@ def test_missing_entries_of_full_covariances_are_marginalised(component):
     np.testing.assert_allclose(fit.score_samples([[np.nan, np.nan]]), [0.0], atol=1e-12)
 
 
-@pytest.mark.parametrize(("component", "shape"), [("tied", (2, 2)), ("diag", (2, 2)), ("spherical", (2,))])
+@pytest.mark.parametrize(
+    ("component", "shape"), [("tied", (2, 2)), ("diag", (2, 2)), ("spherical", (2,))]
+)
 def test_covariances_have_the_shapes_of_scikit_learn(component, shape):
     scaled = StandardScaler().fit_transform(X)
     fit = TemperedMixture(2, component=component, random_state=0).fit(scaled)
@@ -72,22 +76,37 @@ def test_covariances_have_the_shapes_of_scikit_learn(component, shape):
     values = np.diag(fit.covariances_) if component == "tied" else fit.covariances_
     np.testing.assert_allclose(np.mean(values), np.mean(within), rtol=0.5)
     assert fit.precisions_.shape == shape
-    inverse = np.linalg.inv(fit.covariances_) if component == "tied" else 1.0 / fit.covariances_
+    inverse = (
+        np.linalg.inv(fit.covariances_)
+        if component == "tied"
+        else 1.0 / fit.covariances_
+    )
     np.testing.assert_allclose(fit.precisions_, inverse)
 
 
 @pytest.mark.parametrize(
-    "component", [nt.components.poisson, nt.components.poisson(2), lambda dim: nt.components.poisson(dim)]
+    "component",
+    [
+        nt.components.poisson,
+        nt.components.poisson(2),
+        lambda dim: nt.components.poisson(dim),
+    ],
 )
 def test_components_of_other_families(component):
-    counts = np.random.default_rng(1).poisson(np.array([2.0, 30.0])[LABEL][:, None], size=(40, 2))
+    counts = np.random.default_rng(1).poisson(
+        np.array([2.0, 30.0])[LABEL][:, None], size=(40, 2)
+    )
     fit = clone(TemperedMixture(2, component=component, random_state=0)).fit(counts)
-    np.testing.assert_array_equal(fit.predict(counts) == fit.predict(counts)[0], LABEL == 0)
+    np.testing.assert_array_equal(
+        fit.predict(counts) == fit.predict(counts)[0], LABEL == 0
+    )
     assert not hasattr(fit, "means_")
     assert not hasattr(fit, "covariances_")
     assert not hasattr(fit, "precisions_")
     if component is nt.components.poisson:
-        np.testing.assert_array_equal(pickle.loads(pickle.dumps(fit)).predict(counts), fit.predict(counts))
+        np.testing.assert_array_equal(
+            pickle.loads(pickle.dumps(fit)).predict(counts), fit.predict(counts)
+        )
 
 
 def test_fewer_rows_than_components():
@@ -99,7 +118,9 @@ def test_weights_repeat_rows_for_one_component():
     weight = np.arange(40) % 3
     weighted = TemperedMixture().fit(X, sample_weight=weight)
     repeated = TemperedMixture().fit(np.repeat(X, weight, axis=0))
-    np.testing.assert_allclose(weighted.score_samples(X), repeated.score_samples(X), rtol=1e-10)
+    np.testing.assert_allclose(
+        weighted.score_samples(X), repeated.score_samples(X), rtol=1e-10
+    )
     np.testing.assert_allclose(weighted.lower_bound_, repeated.lower_bound_, rtol=1e-10)
 
 

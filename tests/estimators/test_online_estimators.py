@@ -15,7 +15,12 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import r2_score
-from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score, train_test_split
+from sklearn.model_selection import (
+    GridSearchCV,
+    cross_val_predict,
+    cross_val_score,
+    train_test_split,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -47,7 +52,11 @@ def outcome_of(kind):
 
 
 def answers_of(model, x):
-    return model.predict_proba(x) if isinstance(model, OnlineClassifier) else np.stack(model.predict(x, True))
+    return (
+        model.predict_proba(x)
+        if isinstance(model, OnlineClassifier)
+        else np.stack(model.predict(x, True))
+    )
 
 
 def start_of(kind):
@@ -59,7 +68,9 @@ def ridge(x, y, scale, alpha=1.0):
     loc, sd = x.mean(axis=0), x.std(axis=0)
     z = np.column_stack([np.ones(len(x)), (x - loc) / sd])
     center = y[0]
-    precision = alpha * z.T @ z + np.diag(1.0 / np.r_[5.0 * scale, np.full(x.shape[1], scale)] ** 2)
+    precision = alpha * z.T @ z + np.diag(
+        1.0 / np.r_[5.0 * scale, np.full(x.shape[1], scale)] ** 2
+    )
     mean = np.linalg.solve(precision, alpha * z.T @ (y - center))
     # The first outcome, from which all are counted, tells nothing of the noise.
     a = alpha * (len(y) - 1) / 2
@@ -83,15 +94,23 @@ def test_batches_pieces_and_single_rows_agree(kind):
         single.learn_one(row, outcome)
     for model in (pieces, single):
         # To the last bit with the compiler of today's jax.
-        np.testing.assert_allclose(answers_of(model, X), answers_of(whole, X), rtol=1e-10)
-        for leaf, same in zip(jax.tree.leaves(model.states_), jax.tree.leaves(whole.states_), strict=True):
+        np.testing.assert_allclose(
+            answers_of(model, X), answers_of(whole, X), rtol=1e-10
+        )
+        for leaf, same in zip(
+            jax.tree.leaves(model.states_), jax.tree.leaves(whole.states_), strict=True
+        ):
             np.testing.assert_allclose(leaf, same, rtol=1e-9, atol=1e-12)
     if kind is OnlineClassifier:
         assert single.predict_one(X[3]) == whole.predict(X)[3]
         by_label = single.predict_proba_one(X[3])
-        np.testing.assert_allclose([by_label["no"], by_label["yes"]], whole.predict_proba(X)[3], rtol=1e-12)
+        np.testing.assert_allclose(
+            [by_label["no"], by_label["yes"]], whole.predict_proba(X)[3], rtol=1e-12
+        )
     else:
-        np.testing.assert_allclose(single.predict_one(X[3]), whole.predict(X)[3], rtol=1e-12)
+        np.testing.assert_allclose(
+            single.predict_one(X[3]), whole.predict(X)[3], rtol=1e-12
+        )
         np.testing.assert_allclose(pieces.noise_scale_, whole.noise_scale_, rtol=1e-14)
 
 
@@ -144,7 +163,10 @@ def test_a_diagonal_posterior_moves_to_other_scales_coefficient_by_coefficient()
     """Evidence and precision times mean change as the coefficient does; the intercept is at the new location."""
     old, new = (
         SimpleNamespace(loc=np.array(loc), scale=np.array(scale))
-        for loc, scale in (([0.0, 1.0, -2.0], [1.0, 2.0, 0.5]), ([0.0, 4.0, 1.0], [1.0, 5.0, 0.2]))
+        for loc, scale in (
+            ([0.0, 1.0, -2.0], [1.0, 2.0, 0.5]),
+            ([0.0, 4.0, 1.0], [1.0, 5.0, 0.2]),
+        )
     )
     loc, root = np.array([0.7, -1.5, 0.3]), np.array([0.3, 0.2, 0.9])
     before, after = np.array([10.0, 1.0, 2.0]), np.array([9.0, 3.0, 1.0])
@@ -152,11 +174,17 @@ def test_a_diagonal_posterior_moves_to_other_scales_coefficient_by_coefficient()
     evidence = 1 / root**2 - 1 / before**2
     slopes = []
     for j, factor, offset in ((1, 2.0 / 5.0, 3.0 / 5.0), (2, 0.5 / 0.2, 3.0 / 0.2)):
-        precision = 1 / after[j] ** 2 + factor**2 * evidence[j] + offset**2 * evidence[0]
+        precision = (
+            1 / after[j] ** 2 + factor**2 * evidence[j] + offset**2 * evidence[0]
+        )
         slopes.append(factor * loc[j] / root[j] ** 2 / precision)
         np.testing.assert_allclose(ours.root[j], precision**-0.5, rtol=1e-12)
-    np.testing.assert_allclose(ours.root[0], (1 / after[0] ** 2 + evidence[0]) ** -0.5, rtol=1e-12)
-    np.testing.assert_allclose(ours.loc, [0.7 + slopes[0] * 3 / 5 + slopes[1] * 3 / 0.2, *slopes], rtol=1e-12)
+    np.testing.assert_allclose(
+        ours.root[0], (1 / after[0] ** 2 + evidence[0]) ** -0.5, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        ours.loc, [0.7 + slopes[0] * 3 / 5 + slopes[1] * 3 / 0.2, *slopes], rtol=1e-12
+    )
     assert ours.energy == 0.0
 
 
@@ -179,7 +207,9 @@ def test_a_stream_is_the_conjugate_regression_too(alpha):
     # A trend, whose scale grows with each row, and a column that is constant for 11 rows: scales are fixed at
     # rows 1, 2, 4, 8, 12, 24 and 48.
     rng = np.random.default_rng(1)
-    x = np.column_stack([1.7e9 + 60.0 * np.arange(48), rng.normal(size=48), np.arange(48) // 11 == 1])
+    x = np.column_stack(
+        [1.7e9 + 60.0 * np.arange(48), rng.normal(size=48), np.arange(48) // 11 == 1]
+    )
     y = 1e6 + 0.3 * (x[:, 0] - 1.7e9) + x[:, 1:] @ [50.0, -20.0] + rng.normal(size=48)
     model = OnlineRegressor(alpha=alpha, stream=True).fit(x, y)
     coef, intercept, noise, deviation = ridge(x, y, 10.0, alpha)
@@ -205,21 +235,32 @@ def test_dictionaries_are_rows_with_zeros_for_what_is_absent():
     table.fit(frame, ANSWER[:12])
     expected = table.predict_proba(frame)
     columns = [by_name.classes_.tolist().index(label) for label in table.classes_]
-    np.testing.assert_allclose(by_name.predict_proba(frame)[:, columns], expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        by_name.predict_proba(frame)[:, columns], expected, rtol=1e-9
+    )
     one = by_name.predict_proba_one(dict(reversed(rows[7].items())) | {"unknown": 5.0})
-    np.testing.assert_allclose([one[label] for label in table.classes_], expected[7], rtol=1e-9)
-    np.testing.assert_allclose(by_name.coef_ * [-1, 1][columns[1]], table.coef_, rtol=1e-7)
+    np.testing.assert_allclose(
+        [one[label] for label in table.classes_], expected[7], rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        by_name.coef_ * [-1, 1][columns[1]], table.coef_, rtol=1e-7
+    )
     assert by_name.states_[0].posterior.loc.shape == (5,)
 
 
 def test_classes_that_come_late_are_as_if_known_from_the_start():
     labels = np.repeat(["a", "b", "c"], 4)
     x = np.arange(12.0)[:, None] % 5 + np.repeat([0.0, 3.0, 6.0], 4)[:, None]
-    late, known = OnlineClassifier(), OnlineClassifier().partial_fit(x, labels, classes=["c", "a", "b"])
+    late, known = (
+        OnlineClassifier(),
+        OnlineClassifier().partial_fit(x, labels, classes=["c", "a", "b"]),
+    )
     for row, label in zip(x, labels, strict=True):
         late.learn_one(row, label)
     assert late.classes_.tolist() == ["a", "b", "c"]
-    np.testing.assert_allclose(late.predict_proba(x), known.predict_proba(x), rtol=1e-12)
+    np.testing.assert_allclose(
+        late.predict_proba(x), known.predict_proba(x), rtol=1e-12
+    )
     assert late.coef_.shape == (3, 1)
     assert late.intercept_.shape == (3,)
     assert late.predict(x)[0] == late.predict_one(x[0])
@@ -293,9 +334,13 @@ def test_precision_and_types_of_data_change_nothing(kind):
     with enable_x64():
         np.testing.assert_array_equal(answers_of(kind().fit(X, y), X), expected)
     frame = pd.DataFrame(X, columns=NAMES)
-    np.testing.assert_array_equal(answers_of(kind().fit(frame, pd.Series(y)), frame), expected)
+    np.testing.assert_array_equal(
+        answers_of(kind().fit(frame, pd.Series(y)), frame), expected
+    )
     single = X.astype(np.float32)
-    np.testing.assert_allclose(answers_of(kind().fit(single, y), single), expected, rtol=1e-3)
+    np.testing.assert_allclose(
+        answers_of(kind().fit(single, y), single), expected, rtol=1e-3
+    )
     scaled = answers_of(kind().fit(1e-6 * X + 3.0, y), 1e-6 * X + 3.0)
     np.testing.assert_allclose(scaled, expected, rtol=1e-6)
 
@@ -319,7 +364,10 @@ WRONG = [
     ({"alpha": 0.0}, "alpha"),
     ({"prior_scale": -1.0}, "prior_scale"),
     ({"covariance": "round"}, "covariance"),
-    ({"rule": nt.online.standardise(nt.online.ngvi())}, r"standardised in any case.*the rule inside of"),
+    (
+        {"rule": nt.online.standardise(nt.online.ngvi())},
+        r"standardised in any case.*the rule inside of",
+    ),
     ({"rule": nt.online.ngvi(), "alpha": 0.5}, "step_size"),
 ]
 
@@ -337,19 +385,29 @@ def test_wrong_calls_raise():
     with pytest.raises(TypeError, match=r"rule.*a Rule, such as"):
         OnlineRegressor(rule="ngvi").fit(X, PRICE)
     model = OnlineClassifier().fit(X, ANSWER)
-    with pytest.raises(ValueError, match=r"'perhaps' is not one of the classes.*of the start"):
+    with pytest.raises(
+        ValueError, match=r"'perhaps' is not one of the classes.*of the start"
+    ):
         model.learn_one(X[0], "perhaps")
-    with pytest.raises(ValueError, match=r"'perhaps' is not one of the classes.*of the start"):
+    with pytest.raises(
+        ValueError, match=r"'perhaps' is not one of the classes.*of the start"
+    ):
         model.partial_fit(X[:1], ["perhaps"])
     with pytest.raises(ValueError, match="not the same as on the last call"):
         model.partial_fit(X, ANSWER, classes=["no", "perhaps"])
-    with pytest.raises(ValueError, match=r"^a row has.*shape \(2,\).*at the start, got"):
+    with pytest.raises(
+        ValueError, match=r"^a row has.*shape \(2,\).*at the start, got"
+    ):
         model.predict_one([1.0, 2.0, 3.0])
-    with pytest.raises(ValueError, match=r"^the columns of the.*have no names.*a row of numbers"):
+    with pytest.raises(
+        ValueError, match=r"^the columns of the.*have no names.*a row of numbers"
+    ):
         model.learn_one({"height": 1.0}, "yes")
     by_name = OnlineClassifier().fit(pd.DataFrame(X, columns=NAMES), ANSWER)
     assert by_name.n_features_in_ == 2
-    with pytest.raises(ValueError, match=r"^a row must be.*dict of features.*or have shape"):
+    with pytest.raises(
+        ValueError, match=r"^a row must be.*dict of features.*or have shape"
+    ):
         OnlineRegressor().learn_one(X, 1.0)
 
 
@@ -357,7 +415,9 @@ def test_another_rule_takes_the_place_of_the_default():
     rule = nt.online.ngvi()
     model = OnlineRegressor(rule=rule).fit(X, PRICE)
     # Both are exact for a quadratic loss.
-    np.testing.assert_allclose(model.predict(X), OnlineRegressor().fit(X, PRICE).predict(X), rtol=1e-9)
+    np.testing.assert_allclose(
+        model.predict(X), OnlineRegressor().fit(X, PRICE).predict(X), rtol=1e-9
+    )
     # With the scales of the table, as a copy too.
     copied = copy.deepcopy(model)
     for each in (model, copied):
@@ -376,7 +436,9 @@ def test_accuracy_in_raw_units(load, least):
     train, test, seen, unseen = train_test_split(x, y, random_state=0, stratify=y)
     model = OnlineClassifier().fit(train, seen)
     assert model.score(test, unseen) >= least
-    batch = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(train, seen)
+    batch = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(
+        train, seen
+    )
     assert model.score(test, unseen) >= batch.score(test, unseen) - 0.04
     # As a stream, scales are learned on the way.
     stream = OnlineClassifier(stream=True).fit(train, seen)
@@ -403,8 +465,12 @@ def test_regression_is_as_good_as_ridge_and_its_intervals_cover():
 @BOTH
 def test_pipelines_and_searches(kind):
     y = outcome_of(kind)
-    assert np.isfinite(cross_val_score(make_pipeline(StandardScaler(), kind()), X, y, cv=2)).all()
-    search = GridSearchCV(kind(), {"alpha": [0.5, 1.0], "covariance": ["full", "diag"]}, cv=2).fit(X, y)
+    assert np.isfinite(
+        cross_val_score(make_pipeline(StandardScaler(), kind()), X, y, cv=2)
+    ).all()
+    search = GridSearchCV(
+        kind(), {"alpha": [0.5, 1.0], "covariance": ["full", "diag"]}, cv=2
+    ).fit(X, y)
     assert search.best_params_["alpha"] in (0.5, 1.0)
 
 
@@ -416,7 +482,9 @@ def test_scikit_learn_finds_no_fault(estimator, check):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", [pytest.param(OnlineClassifier, marks=pytest.mark.slow), OnlineRegressor])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(OnlineClassifier, marks=pytest.mark.slow), OnlineRegressor]
+)
 def test_river_finds_no_fault(kind):
     checks = pytest.importorskip("river.checks", reason="river is not installed")
     checks.check_estimator(kind())

@@ -26,7 +26,11 @@ def outcome_of(kind):
 
 
 def answers_of(model, x):
-    return model.predict_proba(x) if isinstance(model, OnlineClassifier) else np.stack(model.predict(x, True))
+    return (
+        model.predict_proba(x)
+        if isinstance(model, OnlineClassifier)
+        else np.stack(model.predict(x, True))
+    )
 
 
 def start_of(kind):
@@ -45,7 +49,9 @@ def wide_rows(d):
 def test_more_than_200_columns_predict_and_are_told(d):
     x, y = wide_rows(d)
     with pytest.warns(UserWarning, match=f"{d} columns: .*'diag'.*prior_scale="):
-        stream = OnlineClassifier().partial_fit(x[:1500], y[:1500], classes=[False, True])
+        stream = OnlineClassifier().partial_fit(
+            x[:1500], y[:1500], classes=[False, True]
+        )
     with pytest.warns(UserWarning, match="columns"):
         table = OnlineClassifier().fit(x[:1500], y[:1500])
     batch = LogisticRegression(max_iter=500).fit(x[:1500], y[:1500])
@@ -56,7 +62,9 @@ def test_more_than_200_columns_predict_and_are_told(d):
         assert loss < log_loss(y[1500:], batch.predict_proba(x[1500:])) + 0.02
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        OnlineClassifier(covariance="diag", prior_scale=0.3).partial_fit(x[:9], y[:9], classes=[False, True])
+        OnlineClassifier(covariance="diag", prior_scale=0.3).partial_fit(
+            x[:9], y[:9], classes=[False, True]
+        )
 
 
 @pytest.mark.full
@@ -94,7 +102,11 @@ def test_a_far_row_moves_no_scale(far, place):
     # Prior standard deviations 1 and 5, as without the far row, which tells nothing of the slope.
     signs = np.where(y, 1.0, -1.0)
     found = minimize(
-        lambda t: np.sum(np.logaddexp(0.0, -signs * (t[0] + t[1] * x))) + t[0] ** 2 / 50.0 + t[1] ** 2 / 2.0,
+        lambda t: (
+            np.sum(np.logaddexp(0.0, -signs * (t[0] + t[1] * x)))
+            + t[0] ** 2 / 50.0
+            + t[1] ** 2 / 2.0
+        ),
         np.zeros(2),
     )
     exact = 1.0 / (1.0 + np.exp(-found.x.sum()))
@@ -122,12 +134,17 @@ def test_a_far_row_is_not_all_that_is_known(place):
     y = rng.random(1000) < 1.0 / (1.0 + np.exp(-2.0 * x[:, 0] + x[:, 1]))
     clean = OnlineClassifier().fit(x, y).coef_
     x[place], y[place] = [1e8, 0.0], True
-    with pytest.warns(nt.online.StreamWarning, match="more than 3000 standard deviations"):
+    with pytest.warns(
+        nt.online.StreamWarning, match="more than 3000 standard deviations"
+    ):
         stream = OnlineClassifier(stream=True).fit(x, y)
     np.testing.assert_allclose(stream.coef_, clean, atol=0.15)
     # The first of the random order of fit.
     order = np.random.RandomState(0).permutation(1000)
-    x[[place, order[0]]], y[[place, order[0]]] = x[[order[0], place]], y[[order[0], place]]
+    x[[place, order[0]]], y[[place, order[0]]] = (
+        x[[order[0], place]],
+        y[[order[0], place]],
+    )
     np.testing.assert_allclose(OnlineClassifier().fit(x, y).coef_, clean, atol=0.05)
 
 
@@ -136,13 +153,22 @@ def test_the_noise_of_a_stream_is_that_of_its_rows_by_every_verb(far):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 2))
     y = 2.0 + x @ [3.0, -1.0] + 0.1 * rng.normal(size=100)
-    expected = OnlineRegressor(stream=True).fit(np.delete(x, 5, 0), np.delete(y, 5)).noise_scale_
+    expected = (
+        OnlineRegressor(stream=True)
+        .fit(np.delete(x, 5, 0), np.delete(y, 5))
+        .noise_scale_
+    )
     x[5], y[5] = [far, 0.0], 2.0 + 3.0 * far
     single, many = OnlineRegressor(), OnlineRegressor()
     for row, outcome in zip(x, y, strict=True):
         single.learn_one(dict(zip("ab", row, strict=True)), outcome)
     many.learn_many(pd.DataFrame(x, columns=["a", "b"]), y)
-    for model in (single, many, OnlineRegressor().partial_fit(x, y), OnlineRegressor().fit(x, y)):
+    for model in (
+        single,
+        many,
+        OnlineRegressor().partial_fit(x, y),
+        OnlineRegressor().fit(x, y),
+    ):
         # The far row is a datum too, and the prior is on other scales by a little.
         np.testing.assert_allclose(model.noise_scale_, expected, rtol=0.06)
     np.testing.assert_allclose(single.noise_scale_, many.noise_scale_, rtol=5e-3)
@@ -173,7 +199,9 @@ def test_a_far_row_moves_no_prediction_of_a_rule_with_the_scales_of_fit(kind):
 def test_outcomes_that_differ_by_rounding_set_no_unit():
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(40, 1)), np.r_[0.1 + 0.2, 0.3, rng.normal(size=38)]
-    exact = OnlineRegressor(stream=True).fit(x, np.r_[0.3, 0.3 + 1e-3, y[2:]]).noise_scale_
+    exact = (
+        OnlineRegressor(stream=True).fit(x, np.r_[0.3, 0.3 + 1e-3, y[2:]]).noise_scale_
+    )
     single = OnlineRegressor()
     for row, outcome in zip(x, y, strict=True):
         single.learn_one(row, outcome)
@@ -191,7 +219,11 @@ def test_a_row_that_is_refused_changes_nothing(kind):
         model.learn_one({"a": row[0], "b": row[1]}, outcome)
     frame = pd.DataFrame(X, columns=["a", "b"])
     before = answers_of(model, frame)
-    for row in ({"a": 1.0, "new": "text"}, {"a": 1.0, "new": np.datetime64("2020-01-01")}, {"new": [1.0, 2.0]}):
+    for row in (
+        {"a": 1.0, "new": "text"},
+        {"a": 1.0, "new": np.datetime64("2020-01-01")},
+        {"new": [1.0, 2.0]},
+    ):
         with pytest.raises((TypeError, ValueError), match="feature 'new'"):
             model.learn_one(row, y[0])
     with pytest.raises(ValueError, match=r"w must be at least 0.*and finite, got"):
@@ -217,48 +249,69 @@ def test_predictions_need_whole_rows(kind):
     with pytest.raises(ValueError, match=r"X\[0, 1\] is 1e\+300.*must be at most"):
         by_place.predict([[1.0, 1e300]])
     with pytest.raises(ValueError, match=r"X\[3, 0\] is -1e\+200.*must be at most"):
-        kind().fit(np.where(np.arange(24)[:, None] == 3, [-1e200, 1.0], X), outcome_of(kind))
+        kind().fit(
+            np.where(np.arange(24)[:, None] == 3, [-1e200, 1.0], X), outcome_of(kind)
+        )
 
 
 @BOTH
 def test_dates_are_refused_and_missing_ones_are_missing(kind):
-    frame = pd.DataFrame({"a": X[:, 0], "when": pd.date_range("2020-01-01", periods=24)})
+    frame = pd.DataFrame(
+        {"a": X[:, 0], "when": pd.date_range("2020-01-01", periods=24)}
+    )
     with pytest.raises(
-        TypeError, match=r"^X must.*columns \['when'\]. Pass numbers, such as days.*the first date"
+        TypeError,
+        match=r"^X must.*columns \['when'\]. Pass numbers, such as days.*the first date",
     ):
         kind().fit(frame, outcome_of(kind))
     with pytest.raises(TypeError, match=r"feature 'when'.*days.*since the first date"):
         kind().learn_one({"a": 1.0, "when": frame["when"][0]}, outcome_of(kind)[0])
     objects = kind().fit(X.astype(object), outcome_of(kind))
-    np.testing.assert_array_equal(answers_of(objects, X), answers_of(kind().fit(X, outcome_of(kind)), X))
+    np.testing.assert_array_equal(
+        answers_of(objects, X), answers_of(kind().fit(X, outcome_of(kind)), X)
+    )
 
 
 @BOTH
 def test_a_weight_is_a_row_repeated(kind):
     weight = np.arange(24) % 4
     weighted = kind().fit(X, outcome_of(kind), sample_weight=weight)
-    repeated = kind().fit(np.repeat(X, weight, axis=0), np.repeat(outcome_of(kind), weight))
-    np.testing.assert_allclose(answers_of(weighted, X), answers_of(repeated, X), rtol=1e-12)
+    repeated = kind().fit(
+        np.repeat(X, weight, axis=0), np.repeat(outcome_of(kind), weight)
+    )
+    np.testing.assert_allclose(
+        answers_of(weighted, X), answers_of(repeated, X), rtol=1e-12
+    )
     plain = kind().fit(X, outcome_of(kind))
     ones = kind().fit(X, outcome_of(kind), sample_weight=np.ones(24))
     np.testing.assert_array_equal(answers_of(ones, X), answers_of(plain, X))
-    for wrong, match in (([1.0], "shape"), (-np.ones(24), "at least 0"), (np.zeros(24), "zero for all")):
+    for wrong, match in (
+        ([1.0], "shape"),
+        (-np.ones(24), "at least 0"),
+        (np.zeros(24), "zero for all"),
+    ):
         with pytest.raises(ValueError, match=match):
             kind().fit(X, outcome_of(kind), sample_weight=wrong)
 
 
-@pytest.mark.parametrize("kind", tiered([OnlineClassifier, OnlineRegressor], unit=[OnlineRegressor]))
+@pytest.mark.parametrize(
+    "kind", tiered([OnlineClassifier, OnlineRegressor], unit=[OnlineRegressor])
+)
 def test_weights_of_a_stream_are_powers(kind):
     y, weight = outcome_of(kind), 0.5 + np.arange(24) % 3
     stream = kind().partial_fit(X, y, sample_weight=weight, **start_of(kind))
-    single = kind().partial_fit(X[:1], y[:1], sample_weight=weight[:1], **start_of(kind))
+    single = kind().partial_fit(
+        X[:1], y[:1], sample_weight=weight[:1], **start_of(kind)
+    )
     for row, outcome, w in zip(X[1:], y[1:], weight[1:], strict=True):
         single.learn_one(row, outcome, w)
     np.testing.assert_allclose(answers_of(single, X), answers_of(stream, X), rtol=1e-9)
     # The same power on all rows is alpha.
     half = kind().partial_fit(X, y, sample_weight=np.full(24, 0.5), **start_of(kind))
     np.testing.assert_allclose(
-        answers_of(half, X), answers_of(kind(alpha=0.5).partial_fit(X, y, **start_of(kind)), X), rtol=1e-9
+        answers_of(half, X),
+        answers_of(kind(alpha=0.5).partial_fit(X, y, **start_of(kind)), X),
+        rtol=1e-9,
     )
     before = answers_of(single, X)
     single.learn_one(X[0], y[0], 0.0)
@@ -267,16 +320,22 @@ def test_weights_of_a_stream_are_powers(kind):
 
 def test_weighted_regression_is_conjugate():
     weight = 0.25 + np.arange(24) % 3
-    model = OnlineRegressor(prior_scale=2.0, stream=True).fit(X, PRICE, sample_weight=weight)
+    model = OnlineRegressor(prior_scale=2.0, stream=True).fit(
+        X, PRICE, sample_weight=weight
+    )
     loc, sd = X.mean(axis=0), X.std(axis=0)
     # Scales were fixed at the 16th row.
     loc, sd = X[:16].mean(axis=0), X[:16].std(axis=0)
     z = np.column_stack([np.ones(24), (X - loc) / sd])
-    precision = z.T @ (weight[:, None] * z) + np.diag(np.array([10.0, 2.0, 2.0]) ** -2.0)
+    precision = z.T @ (weight[:, None] * z) + np.diag(
+        np.array([10.0, 2.0, 2.0]) ** -2.0
+    )
     mean = np.linalg.solve(precision, z.T @ (weight * (PRICE - PRICE[0])))
     np.testing.assert_allclose(model.coef_, mean[1:] / sd, rtol=1e-6)
     b = np.sum(weight * (PRICE - PRICE[0]) ** 2) - mean @ precision @ mean
-    np.testing.assert_allclose(model.noise_scale_, np.sqrt(b / np.sum(weight[1:])), rtol=1e-4)
+    np.testing.assert_allclose(
+        model.noise_scale_, np.sqrt(b / np.sum(weight[1:])), rtol=1e-4
+    )
 
 
 def test_classes_have_weights():
@@ -284,13 +343,18 @@ def test_classes_have_weights():
     weight = np.where(y == "rare", 3.0, 0.6)
     balanced = OnlineClassifier(class_weight="balanced").fit(X, y)
     np.testing.assert_allclose(
-        balanced.predict_proba(X), OnlineClassifier().fit(X, y, sample_weight=weight).predict_proba(X)
+        balanced.predict_proba(X),
+        OnlineClassifier().fit(X, y, sample_weight=weight).predict_proba(X),
     )
     mapped = OnlineClassifier(class_weight={"rare": 3.0, "often": 0.6})
     for row, label in zip(X, y, strict=True):
         mapped.learn_one(row, str(label))
-    stream = OnlineClassifier().partial_fit(X, y, classes=["often", "rare"], sample_weight=weight)
-    np.testing.assert_allclose(mapped.predict_proba(X)[:, ::-1], stream.predict_proba(X), rtol=1e-9)
+    stream = OnlineClassifier().partial_fit(
+        X, y, classes=["often", "rare"], sample_weight=weight
+    )
+    np.testing.assert_allclose(
+        mapped.predict_proba(X)[:, ::-1], stream.predict_proba(X), rtol=1e-9
+    )
     with pytest.raises(ValueError, match=r"balanced.*or give a mapping"):
         OnlineClassifier(class_weight="balanced").learn_one([1.0], "rare")
     with pytest.raises(ValueError, match="class_weight"):
@@ -316,7 +380,12 @@ def test_labels_of_a_stream():
     for value, label in ((1.0, 0), (0.0, day), (1.0, 0), (0.0, day)):
         model.learn_one({"a": value}, label)
     assert model.predict_one({"a": 0.0}) == day
-    for label, error in ((None, ValueError), (pd.NA, ValueError), (pd.NaT, ValueError), ([1], TypeError)):
+    for label, error in (
+        (None, ValueError),
+        (pd.NA, ValueError),
+        (pd.NaT, ValueError),
+        ([1], TypeError),
+    ):
         with pytest.raises(error, match="label"):
             model.learn_one({"a": 1.0}, label)
 
@@ -324,14 +393,20 @@ def test_labels_of_a_stream():
 def test_log_odds_and_log_probabilities():
     for y in (LABEL, np.arange(24) % 3):
         model = OnlineClassifier().fit(X, y)
-        np.testing.assert_allclose(model.predict_log_proba(X), np.log(model.predict_proba(X)))
+        np.testing.assert_allclose(
+            model.predict_log_proba(X), np.log(model.predict_proba(X))
+        )
         odds = model.decision_function(X)
         chosen = odds > 0 if odds.ndim == 1 else np.argmax(odds, axis=1)
-        np.testing.assert_array_equal(model.classes_[chosen.astype(int)], model.predict(X))
+        np.testing.assert_array_equal(
+            model.classes_[chosen.astype(int)], model.predict(X)
+        )
     far = OnlineClassifier().fit(1e3 * X, LABEL)
     assert np.isfinite(far.decision_function(1e9 * X)).all()
     assert far.predict_proba(1e9 * X).max() <= 1.0
-    log_proba = cross_val_predict(OnlineClassifier(), X, LABEL, cv=2, method="predict_log_proba")
+    log_proba = cross_val_predict(
+        OnlineClassifier(), X, LABEL, cv=2, method="predict_log_proba"
+    )
     assert np.isfinite(log_proba).all()
 
 
@@ -343,7 +418,9 @@ def test_frames_are_learned_as_their_rows(kind):
     frame.loc[105, "b"] = np.nan
     many.learn_many(frame[:10], pd.Series(y[:10]))
     many.learn_many(frame[10:].assign(c=1.0), pd.Series(y[10:]), w=np.full(14, 2.0))
-    for number, row in enumerate(frame.assign(c=np.r_[np.zeros(10), np.ones(14)]).to_dict("records")):
+    for number, row in enumerate(
+        frame.assign(c=np.r_[np.zeros(10), np.ones(14)]).to_dict("records")
+    ):
         row = {name: row[name] for name in row if name != "c" or number >= 10}
         single.learn_one(row, y[number].item(), 1.0 if number < 10 else 2.0)
     rest = frame.dropna().assign(c=0.5)
@@ -351,8 +428,12 @@ def test_frames_are_learned_as_their_rows(kind):
         probabilities = many.predict_proba_many(rest)
         assert probabilities.index.equals(rest.index)
         expected = [single.predict_proba_one(row) for row in rest.to_dict("records")]
-        np.testing.assert_allclose(probabilities[True], [each[True] for each in expected], rtol=1e-9)
-        assert many.predict_many(rest).tolist() == [single.predict_one(row) for row in rest.to_dict("records")]
+        np.testing.assert_allclose(
+            probabilities[True], [each[True] for each in expected], rtol=1e-9
+        )
+        assert many.predict_many(rest).tolist() == [
+            single.predict_one(row) for row in rest.to_dict("records")
+        ]
     else:
         expected = [single.predict_one(row) for row in rest.to_dict("records")]
         np.testing.assert_allclose(many.predict_many(rest), expected, rtol=1e-9)
@@ -362,7 +443,9 @@ def test_frames_are_learned_as_their_rows(kind):
     assert int(many.states_[0].rejected) == int(single.states_[0].rejected) == 1
     with pytest.raises(TypeError, match=r"^X must be a.*data frame.*takes arrays"):
         many.learn_many(X, y)
-    with pytest.raises(ValueError, match=r"missing or infinite.*in before a prediction"):
+    with pytest.raises(
+        ValueError, match=r"missing or infinite.*in before a prediction"
+    ):
         many.predict_many(frame)
 
 
@@ -371,30 +454,47 @@ def test_frames_whose_columns_have_no_names_are_read_in_their_order(kind):
     frame = pd.DataFrame(X)
     model = kind().fit(frame, outcome_of(kind))
     if kind is OnlineClassifier:
-        np.testing.assert_array_equal(model.predict_proba_many(frame), model.predict_proba(frame))
+        np.testing.assert_array_equal(
+            model.predict_proba_many(frame), model.predict_proba(frame)
+        )
     else:
         np.testing.assert_array_equal(model.predict_many(frame), model.predict(frame))
-    with pytest.raises(ValueError, match=r"^the columns of the.*no names.*takes arrays"):
+    with pytest.raises(
+        ValueError, match=r"^the columns of the.*no names.*takes arrays"
+    ):
         model.learn_many(frame, outcome_of(kind))
     twice = pd.DataFrame(X, columns=["a", "a"])
-    for call in (lambda: kind().learn_many(twice, outcome_of(kind)), lambda: kind().fit(twice, outcome_of(kind))):
-        with pytest.raises(ValueError, match=r"^each column must have.*\['a'\] stand twice"):
+    for call in (
+        lambda: kind().learn_many(twice, outcome_of(kind)),
+        lambda: kind().fit(twice, outcome_of(kind)),
+    ):
+        with pytest.raises(
+            ValueError, match=r"^each column must have.*\['a'\] stand twice"
+        ):
             call()
     named = pd.DataFrame(X, columns=["a", "b"])
-    with pytest.raises(ValueError, match=r"y has shape \(23,\); expected \(24,\).*one for each row"):
+    with pytest.raises(
+        ValueError, match=r"y has shape \(23,\); expected \(24,\).*one for each row"
+    ):
         kind().learn_many(named, outcome_of(kind)[:23])
 
 
 def test_dates_are_no_outcomes():
     days = pd.date_range("2020-01-01", periods=24)
-    with pytest.raises(TypeError, match=r"y must be real numbers.*days.*since the first date"):
+    with pytest.raises(
+        TypeError, match=r"y must be real numbers.*days.*since the first date"
+    ):
         OnlineRegressor().fit(X, days)
-    with pytest.raises(TypeError, match=r"the outcome must be real numbers.*days.*since the first date"):
+    with pytest.raises(
+        TypeError, match=r"the outcome must be real numbers.*days.*since the first date"
+    ):
         OnlineRegressor().learn_one(X[0], days[0])
 
 
 def test_a_piece_without_weight_is_no_piece():
-    model = OnlineClassifier().partial_fit(X[:3], LABEL[:3], classes=[False, True], sample_weight=np.zeros(3))
+    model = OnlineClassifier().partial_fit(
+        X[:3], LABEL[:3], classes=[False, True], sample_weight=np.zeros(3)
+    )
     model.partial_fit(X[3:], LABEL[3:])
     expected = OnlineClassifier().partial_fit(X[3:], LABEL[3:], classes=[False, True])
     np.testing.assert_array_equal(model.predict_proba(X), expected.predict_proba(X))
@@ -403,14 +503,19 @@ def test_a_piece_without_weight_is_no_piece():
 def test_a_standard_deviation_of_one_prediction():
     model = OnlineRegressor().fit(X, PRICE + np.sin(7.0 * X[:, 0]))
     mean, sd = model.predict(X[:1], return_std=True)
-    np.testing.assert_allclose(model.predict_one(X[0], return_std=True), (mean[0], sd[0]), rtol=1e-9)
+    np.testing.assert_allclose(
+        model.predict_one(X[0], return_std=True), (mean[0], sd[0]), rtol=1e-9
+    )
     assert OnlineRegressor().predict_one(X[0], return_std=True) == (0.0, np.inf)
 
 
 def test_rejected_rows_are_told():
     y = PRICE.copy()
     y[3] = 1e300
-    with pytest.warns(nt.online.StreamWarning, match=r"1 of 24 rows were rejected.*far from the others"):
+    with pytest.warns(
+        nt.online.StreamWarning,
+        match=r"1 of 24 rows were rejected.*far from the others",
+    ):
         OnlineRegressor(rule=nt.online.ngvi()).fit(X, y)
 
 
@@ -424,7 +529,10 @@ def test_wide_real_rows_predict():
     batch = LogisticRegression(max_iter=2000).fit(
         StandardScaler().fit(pairs[train]).transform(pairs[train]), y[train]
     )
-    expected = log_loss(y[test], batch.predict_proba(StandardScaler().fit(pairs[train]).transform(pairs[test])))
+    expected = log_loss(
+        y[test],
+        batch.predict_proba(StandardScaler().fit(pairs[train]).transform(pairs[test])),
+    )
     for stream in (False, True):
         with pytest.warns(UserWarning, match="495 columns"):
             model = OnlineClassifier(stream=stream).fit(pairs[train], y[train])

@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "gallery"
 in_checkout = pytest.mark.skipif(
-    not (ROOT / "docs" / "results").exists(), reason="notebooks are not in the source distribution"
+    not (ROOT / "docs" / "results").exists(),
+    reason="notebooks are not in the source distribution",
 )
 SCRIPTS = sorted(FOLDER.glob("*.py"))
 NAMES = [path.stem for path in SCRIPTS]
@@ -28,9 +29,18 @@ def cells_of_script(path):
         is_text = "[markdown]" in options
         if is_text:
             quotes = '"""'
-            lines = [line.removeprefix("#").removeprefix(" ").removeprefix(quotes) for line in lines]
+            lines = [
+                line.removeprefix("#").removeprefix(" ").removeprefix(quotes)
+                for line in lines
+            ]
             lines = lines[:-1] if lines[-1] == "" else lines
-        cells.append(("markdown" if is_text else "code", re.findall(r'"(\w+)"', options), "\n".join(lines)))
+        cells.append(
+            (
+                "markdown" if is_text else "code",
+                re.findall(r'"(\w+)"', options),
+                "\n".join(lines),
+            )
+        )
     return cells
 
 
@@ -46,7 +56,9 @@ def cells_of_notebook(content):
 
 
 def printed(name):
-    outputs = [output for cell in notebook(name)["cells"] for output in cell.get("outputs", [])]
+    outputs = [
+        output for cell in notebook(name)["cells"] for output in cell.get("outputs", [])
+    ]
     return "".join("".join(output.get("text", "")) for output in outputs)
 
 
@@ -66,7 +78,9 @@ def test_notebook_is_its_script(name):
 
 
 @in_checkout
-@pytest.mark.parametrize("path", sorted(FOLDER.parent.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.parent.glob("*.ipynb")), ids=lambda path: path.stem
+)
 def test_notebook_of_an_experiment_is_its_script(path):
     content = json.loads(path.read_text(encoding="utf-8"))
     assert cells_of_notebook(content) == cells_of_script(path.with_suffix(".py"))
@@ -82,7 +96,10 @@ def test_first_cells_have_title_badge_and_installation(name):
     link = f"[colab]: https://colab.research.google.com/github/{repository}/examples/gallery/{name}.ipynb"
     assert link in first.splitlines()
     assert 'find_spec("numpyro_tempered") is None' in install
-    assert "numpyro_tempered[examples] @ git+https://github.com/numpyro-tempered/numpyro_tempered" in install
+    assert (
+        "numpyro_tempered[examples] @ git+https://github.com/numpyro-tempered/numpyro_tempered"
+        in install
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,10 +113,14 @@ def test_notebook_stands_alone(name):
             imported.add(node.module.split(".")[0])
     assert not imported & (SIBLINGS | {"argparse", "google"})
     strings = [
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     assert not [text for text in strings if text.startswith(("/", "~", "../"))]
-    assert "__file__" not in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert "__file__" not in {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name)
+    }
 
 
 @in_checkout
@@ -109,7 +130,9 @@ def test_notebook_was_executed_in_order_without_an_error_or_warning(name):
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell["outputs"]]
     assert not [
-        output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"
+        output
+        for output in outputs
+        if output["output_type"] == "error" or output.get("name") == "stderr"
     ]
     assert (FOLDER / f"{name}.ipynb").stat().st_size < MOST_BYTES
 
@@ -118,8 +141,18 @@ def test_notebook_was_executed_in_order_without_an_error_or_warning(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_one_cell_prints_device_versions_and_throughput(name):
     text = printed(name)
-    assert len(re.findall(r"^device +\S.*\((cpu|gpu|tpu)\)$", text, flags=re.MULTILINE)) == 1
-    assert len(re.findall(r"^versions +jax \d.*numpyro_tempered \d", text, flags=re.MULTILINE)) == 1
+    assert (
+        len(re.findall(r"^device +\S.*\((cpu|gpu|tpu)\)$", text, flags=re.MULTILINE))
+        == 1
+    )
+    assert (
+        len(
+            re.findall(
+                r"^versions +jax \d.*numpyro_tempered \d", text, flags=re.MULTILINE
+            )
+        )
+        == 1
+    )
     assert re.search(r"\d s: [\d,]+ [a-z]+/s", text)
     assert "no network" not in text
 
@@ -130,7 +163,11 @@ def test_last_figure_is_the_thumbnail(name):
     with_figure = [
         cell
         for cell in notebook(name)["cells"]
-        if any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
+        if any(
+            "image/png" in output.get("data", {}) for output in cell.get("outputs", [])
+        )
     ]
-    assert [cell["metadata"].get("tags", []) for cell in with_figure[:-1]] == [[]] * (len(with_figure) - 1)
+    assert [cell["metadata"].get("tags", []) for cell in with_figure[:-1]] == [[]] * (
+        len(with_figure) - 1
+    )
     assert with_figure[-1]["metadata"]["tags"] == ["thumbnail"]

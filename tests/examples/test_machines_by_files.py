@@ -22,7 +22,9 @@ def load_module():
 
 
 def start(*arguments):
-    return subprocess.Popen([sys.executable, str(SCRIPT), *arguments], stdout=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *arguments], stdout=subprocess.DEVNULL
+    )
 
 
 def wait_for(path, seconds=120):
@@ -35,7 +37,11 @@ def wait_for(path, seconds=120):
 @pytest.mark.slow
 def test_machines_and_server_survive_kill_9(tmp_path):
     options = ["--folder", str(tmp_path), "--machines", "2", "--rounds", "12"]
-    server, first, second = start("serve", *options), start("work", "0", *options), start("work", "1", *options)
+    server, first, second = (
+        start("serve", *options),
+        start("work", "0", *options),
+        start("work", "1", *options),
+    )
     wait_for(tmp_path / "change_0.npz")
     for process in (server, first):
         process.kill()
@@ -47,10 +53,17 @@ def test_machines_and_server_survive_kill_9(tmp_path):
         for process in processes:
             process.kill()
     example = load_module()
-    x, y = (np.concatenate(rows) for rows in zip(*map(example.read_rows, range(2)), strict=True))
+    x, y = (
+        np.concatenate(rows)
+        for rows in zip(*map(example.read_rows, range(2)), strict=True)
+    )
     f = nt.descent.objective(example.LOGISTIC, example.PRIOR, x, y)
     batch = nt.descent.minimise(f, example.PRIOR).posterior
-    state = nt.online.restore(tmp_path / "server.npz", like=example.PVI.init(example.PRIOR, 2))
-    off = np.linalg.solve(np.asarray(batch.factor), np.asarray(state.posterior.loc - batch.loc))
+    state = nt.online.restore(
+        tmp_path / "server.npz", like=example.PVI.init(example.PRIOR, 2)
+    )
+    off = np.linalg.solve(
+        np.asarray(batch.factor), np.asarray(state.posterior.loc - batch.loc)
+    )
     assert np.max(np.abs(off)) < 0.02
     assert [int(number) for number in state.rounds] == [12, 12]

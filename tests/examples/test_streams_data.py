@@ -15,7 +15,9 @@ SHARED = ROOT.parent / "shared" / "data"
 
 
 def load_module():
-    spec = importlib.util.spec_from_file_location("streams_data", ROOT / "examples" / "streams_data.py")
+    spec = importlib.util.spec_from_file_location(
+        "streams_data", ROOT / "examples" / "streams_data.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -35,12 +37,16 @@ CLASSES = [
     ("breast cancer", "breast_cancer_wdbc.csv", 569, 30, 357),
     ("Pima", "pima_diabetes.csv", 768, 8, 268),
     # A quarter of a gigabyte.
-    pytest.param("Cover Type", "covtype.npz", 581012, 54, 283301, marks=pytest.mark.full),
+    pytest.param(
+        "Cover Type", "covtype.npz", 581012, 54, 283301, marks=pytest.mark.full
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "file", "rows", "columns", "positive"), CLASSES)
-def test_classification_files_hold_the_published_counts(name, file, rows, columns, positive):
+def test_classification_files_hold_the_published_counts(
+    name, file, rows, columns, positive
+):
     x, y, loss = from_file(name, file)
     assert x.shape == (rows, columns)
     assert y.shape == (rows,)
@@ -59,7 +65,10 @@ def test_cover_type_has_one_wilderness_and_one_soil_a_row():
 
 
 def test_breast_cancer_file_is_that_of_scikit_learn():
-    file, built_in = from_file("breast cancer", "breast_cancer_wdbc.csv"), streams_data.breast_cancer()
+    file, built_in = (
+        from_file("breast cancer", "breast_cancer_wdbc.csv"),
+        streams_data.breast_cancer(),
+    )
     np.testing.assert_allclose(file.x, built_in.x, rtol=1e-12)
     np.testing.assert_array_equal(file.y, built_in.y)
 
@@ -74,7 +83,16 @@ def test_boston_file_holds_the_published_means():
 
 def test_california_file_gives_the_features_of_scikit_learn():
     x, y, loss = from_file("California", "california_housing.csv.gz")
-    means = [3.870671, 28.639486, 5.429000, 1.096675, 1425.476744, 3.070655, 35.631861, -119.569704]
+    means = [
+        3.870671,
+        28.639486,
+        5.429000,
+        1.096675,
+        1425.476744,
+        3.070655,
+        35.631861,
+        -119.569704,
+    ]
     assert x.shape == (20640, 8)
     assert loss == "squared"
     np.testing.assert_allclose(x.mean(0), means, rtol=0, atol=1e-6)
@@ -90,7 +108,9 @@ def test_openml_sets_are_read_as_the_files_are(monkeypatch):
         x, y, _ = expected = from_file(name, file)
         data = pd.DataFrame(x)
         if name == "Pima":
-            target = pd.Series(np.where(y > 0, "tested_positive", "tested_negative"), dtype="category")
+            target = pd.Series(
+                np.where(y > 0, "tested_positive", "tested_negative"), dtype="category"
+            )
         else:
             data[3] = data[3].astype(int).astype(str).astype("category")
             target = pd.Series(y)
@@ -121,7 +141,10 @@ def test_toy_stream_is_two_clouds():
 @pytest.mark.parametrize("loss", ["hinge", "squared"])
 def test_prepare_standardises_and_adds_ones(loss):
     rng = np.random.default_rng(0)
-    x, y = 3.0 + 2.0 * rng.normal(size=(50, 4)), np.where(rng.random(50) < 0.3, 1.0, -1.0)
+    x, y = (
+        3.0 + 2.0 * rng.normal(size=(50, 4)),
+        np.where(rng.random(50) < 0.3, 1.0, -1.0),
+    )
     x[:, 3] = 7.0  # a constant column becomes 0, not NaN
     stream = streams_data.Stream(x, y, loss)
     raw, done = streams_data.prepare(stream, False), streams_data.prepare(stream, True)
@@ -131,4 +154,6 @@ def test_prepare_standardises_and_adds_ones(loss):
     np.testing.assert_allclose(done.x[:, :3].std(0), 1.0, rtol=1e-12)
     np.testing.assert_array_equal(done.x[:, 3:], np.tile([0.0, 1.0], (50, 1)))
     # Labels stay labels.
-    np.testing.assert_allclose(done.y, y if loss == "hinge" else (y - y.mean()) / y.std(), rtol=1e-12)
+    np.testing.assert_allclose(
+        done.y, y if loss == "hinge" else (y - y.mean()) / y.std(), rtol=1e-12
+    )

@@ -11,11 +11,15 @@ plt = pytest.importorskip("matplotlib.pyplot")
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-in_checkout = pytest.mark.skipif(not RESULTS.exists(), reason="docs/results is not in the source distribution")
+in_checkout = pytest.mark.skipif(
+    not RESULTS.exists(), reason="docs/results is not in the source distribution"
+)
 
 
 def load_module():
-    spec = importlib.util.spec_from_file_location("streams_figure", ROOT / "examples" / "streams_figure.py")
+    spec = importlib.util.spec_from_file_location(
+        "streams_figure", ROOT / "examples" / "streams_figure.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -55,18 +59,24 @@ def test_curves_end_at_the_losses_of_the_table(name):
     table = losses.set_index([*keys, "rule"])["loss"]
     assert len(ends) == len(table)
     # The curves are those of a second run; losses in the thousands magnify its rounding.
-    np.testing.assert_allclose(ends.to_numpy(), table.loc[ends.index].to_numpy(), rtol=5e-3)
+    np.testing.assert_allclose(
+        ends.to_numpy(), table.loc[ends.index].to_numpy(), rtol=5e-3
+    )
 
 
 @in_checkout
 def test_every_stream_is_in_one_figure():
     streams = [stream for group in figures.GROUPS.values() for stream in group]
-    assert sorted(streams) == sorted(pd.read_csv(RESULTS / "figure1_curves.csv")["stream"].unique())
+    assert sorted(streams) == sorted(
+        pd.read_csv(RESULTS / "figure1_curves.csv")["stream"].unique()
+    )
 
 
 def test_a_rule_far_off_is_named_and_does_not_stretch_the_axis(agg):
     rounds = np.array([1, 10, 100, 1000])
-    table = pd.DataFrame({"OGA": 2.0, "SVB": 1e6, "NGVI": 0.5, "aggregate": 1e7}, index=rounds)
+    table = pd.DataFrame(
+        {"OGA": 2.0, "SVB": 1e6, "NGVI": 0.5, "aggregate": 1e7}, index=rounds
+    )
     figure = figures.draw({"toy": table}, {"toy": 0.25})
     left, right = figure.axes
     assert left.get_ylim() == right.get_ylim()
@@ -76,15 +86,21 @@ def test_a_rule_far_off_is_named_and_does_not_stretch_the_axis(agg):
     assert left.get_title("left") + left.get_title() in ("Toy",)
     assert left.get_title("right") == "above: SVB"
     assert right.get_title("right") == "above: aggregate"
-    low, high = figures.draw({"toy": table}, {"toy": np.nan}, reach=np.inf).axes[0].get_ylim()
+    low, high = (
+        figures.draw({"toy": table}, {"toy": np.nan}, reach=np.inf).axes[0].get_ylim()
+    )
     assert low < 0.5
     assert 1e6 < high < 1e7
 
 
-@pytest.mark.parametrize("bounds", [(0.33, 1.1), (0.02, 0.7), (20.0, 5e8), (10.0, 581_012.0), (0.4, 0.45)])
+@pytest.mark.parametrize(
+    "bounds", [(0.33, 1.1), (0.02, 0.7), (20.0, 5e8), (10.0, 581_012.0), (0.4, 0.45)]
+)
 def test_ticks_are_few_and_inside(bounds):
     at = figures.ticks(*bounds, 5)
     assert len(at) <= 5
     assert np.all((at >= bounds[0]) & (at <= bounds[1]))
     assert len(at) >= 2 or bounds[1] / bounds[0] < 1.2
-    assert all(len(figures.plain(value)) <= 7 or "^" in figures.plain(value) for value in at)
+    assert all(
+        len(figures.plain(value)) <= 7 or "^" in figures.plain(value) for value in at
+    )

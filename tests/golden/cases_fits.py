@@ -46,7 +46,12 @@ WARNED = [UserWarning]
 
 def of_fit(fit):
     """What a fit leaves."""
-    return {"losses": fit.losses, "params": fit.params, "elbo": fit.elbo, "convergence": fit.convergence}
+    return {
+        "losses": fit.losses,
+        "params": fit.params,
+        "elbo": fit.elbo,
+        "convergence": fit.convergence,
+    }
 
 
 def draws_of(fit):
@@ -80,7 +85,12 @@ def local(y):
 STUDENT = nt.guides.AutoMultivariateStudentT
 FITS = {
     "mean field": (linear, AutoNormal, (X, Y), {"alpha": 0.5}),
-    "mean field, until it has settled": (location, AutoNormal, (Y,), {"num_steps": None}),
+    "mean field, until it has settled": (
+        location,
+        AutoNormal,
+        (Y,),
+        {"num_steps": None},
+    ),
     "diagonal, restarts": (location, AutoDiagonalNormal, (Y,), {"num_restarts": 2}),
     "full rank": (linear, AutoMultivariateNormal, (X, Y), {}),
     "low rank": (linear, AutoLowRankMultivariateNormal, (X, Y), {}),
@@ -92,14 +102,29 @@ FITS = {
     "flow": (location, functools.partial(AutoIAFNormal, num_flows=1), (Y,), {}),
     "guide of one's own": (linear, lambda model: own_guide, (X, Y), {}),
     "adam": (linear, AutoNormal, (X, Y), {"optim": Adam(0.05)}),
-    "optax": (linear, AutoNormal, (X, Y), {"optim": optax.adam(0.05), "loss": TraceMeanField_ELBO()}),
+    "optax": (
+        linear,
+        AutoNormal,
+        (X, Y),
+        {"optim": optax.adam(0.05), "loss": TraceMeanField_ELBO()},
+    ),
     "part of the rows": (linear, AutoNormal, (X, Y), {"size": 10}),
     "powers by site": (two_sites, AutoNormal, (Y,), {"alpha": {"y": 0.5, "z": 0.25}}),
     "local latents": (local, AutoNormal, (Y,), {"alpha": 0.5, "local_plates": ["n"]}),
     "discrete latents": (nt.marginalize(labels), AutoNormal, (Y,), {"alpha": 0.5}),
     "robust": (nt.robust(location, beta=0.3, unit=1.0), AutoNormal, (Y,), {}),
-    "spike and slab": (sparse_weights, nt.guides.AutoSpikeAndSlab, (X, Y), {"alpha": 0.5}),
-    "ivon": (network, nt.guides.AutoNetworkNormal, (X, Y), {"optim": nt.optim.IVON, "alpha": 0.5}),
+    "spike and slab": (
+        sparse_weights,
+        nt.guides.AutoSpikeAndSlab,
+        (X, Y),
+        {"alpha": 0.5},
+    ),
+    "ivon": (
+        network,
+        nt.guides.AutoNetworkNormal,
+        (X, Y),
+        {"optim": nt.optim.IVON, "alpha": 0.5},
+    ),
 }
 for name, (model, guide, data, options) in FITS.items():
 
@@ -122,7 +147,9 @@ def round_gates():
 @case("support", ignore=WARNED)
 def fit_support():
     guide = nt.guides.AutoSpikeAndSlab
-    return of_fit(nt.fit_support(KEY, sparse_weights, guide, X, Y, num_steps=50, num_particles=50))
+    return of_fit(
+        nt.fit_support(KEY, sparse_weights, guide, X, Y, num_steps=50, num_particles=50)
+    )
 
 
 # Rules as optimisers.
@@ -161,8 +188,15 @@ def run_optax_ivon():
         return (optax.apply_updates(mean, updates), state), mean
 
     start = jnp.zeros(D)
-    (mean, state), path = jax.lax.scan(step, (start, optimiser.init(start)), jax.random.split(KEY, 20))
-    return {"path": path, "mean": mean, "state": state, "draws": nt.optim.sample_ivon(KEY, mean, state, 3)}
+    (mean, state), path = jax.lax.scan(
+        step, (start, optimiser.init(start)), jax.random.split(KEY, 20)
+    )
+    return {
+        "path": path,
+        "mean": mean,
+        "state": state,
+        "draws": nt.optim.sample_ivon(KEY, mean, state, 3),
+    }
 
 
 @case("start of a network")
@@ -190,9 +224,13 @@ def evaluate_elbo():
 AT_ETA = nt.expectations.gauss_hermite(predictor="eta")
 METHODS = {
     "natural gradient": nt.descent.natural_gradient(),
-    "natural gradient, undamped": nt.descent.natural_gradient(damping=1.0, backtrack=False),
+    "natural gradient, undamped": nt.descent.natural_gradient(
+        damping=1.0, backtrack=False
+    ),
     "forward backward": nt.descent.forward_backward(),
-    "forward backward, plain": nt.descent.forward_backward(step_size=0.01, whiten=False),
+    "forward backward, plain": nt.descent.forward_backward(
+        step_size=0.01, whiten=False
+    ),
 }
 
 
@@ -202,8 +240,18 @@ def two_modes(y):
 
 
 GAUSSIAN_FITS = {
-    "mean field": (logistic, AutoNormal, (X, LABEL), {"expectation": AT_ETA, "alpha": 0.5}),
-    "full rank": (logistic, AutoMultivariateNormal, (X, LABEL), {"expectation": AT_ETA}),
+    "mean field": (
+        logistic,
+        AutoNormal,
+        (X, LABEL),
+        {"expectation": AT_ETA, "alpha": 0.5},
+    ),
+    "full rank": (
+        logistic,
+        AutoMultivariateNormal,
+        (X, LABEL),
+        {"expectation": AT_ETA},
+    ),
     "draws": (logistic, AutoMultivariateNormal, (X, LABEL), {"num_draws": 32}),
     "forward backward": (
         logistic,
@@ -219,7 +267,9 @@ GAUSSIAN_FITS = {
 @functools.cache
 def gaussian_fit(name):
     model, guide, data, options = GAUSSIAN_FITS[name]
-    return nt.fit_gaussian(KEY, model, guide, *data, max_evaluations=30, num_particles=50, **options)
+    return nt.fit_gaussian(
+        KEY, model, guide, *data, max_evaluations=30, num_particles=50, **options
+    )
 
 
 for name in GAUSSIAN_FITS:
@@ -231,7 +281,9 @@ for name in GAUSSIAN_FITS:
 
 @case("linear response", ignore=WARNED)
 def respond():
-    fit = nt.linear_response(KEY, gaussian_fit("mean field"), num_draws=32, num_particles=50)
+    fit = nt.linear_response(
+        KEY, gaussian_fit("mean field"), num_draws=32, num_particles=50
+    )
     return of_fit(fit)
 
 
@@ -243,13 +295,20 @@ for name, method in METHODS.items():
         def minimise(method, family):
             prior = PRIORS[family]()
             objective = nt.descent.objective(LOGISTIC, prior, X, SIGN, alpha=0.5)
-            result = nt.descent.minimise(objective, prior, method=method, max_evaluations=20)
+            result = nt.descent.minimise(
+                objective, prior, method=method, max_evaluations=20
+            )
             q = result.posterior
             bounds = [
                 nt.descent.stationarity(q, result.derivatives),
                 nt.descent.gap_bound(q, result.derivatives, 0.4),
             ]
-            return {"trace": result.trace, "posterior": q, "result": result, "bounds": bounds}
+            return {
+                "trace": result.trace,
+                "posterior": q,
+                "result": result,
+                "bounds": bounds,
+            }
 
 
 def bimodal(theta, _):
@@ -269,10 +328,15 @@ def minimise_mixture():
 @case("flow")
 def follow_flow():
     def quadratic(q):
-        return nt.descent.Derivatives(0.5 * jnp.sum(q.loc**2 + q.scale**2), q.loc, jnp.ones_like(q.loc))
+        return nt.descent.Derivatives(
+            0.5 * jnp.sum(q.loc**2 + q.scale**2), q.loc, jnp.ones_like(q.loc)
+        )
 
     path = nt.descent.flow(quadratic, mean_field(), jnp.array([0.0, 0.5, 1.0]))
-    return {"path": path, "distance": nt.descent.wasserstein(full_rank(), full_rank(scale=2.0))}
+    return {
+        "path": path,
+        "distance": nt.descent.wasserstein(full_rank(), full_rank(scale=2.0)),
+    }
 
 
 # Sparse regression.
@@ -280,10 +344,18 @@ def follow_flow():
 SLAB = {"inclusion_prob": 0.3, "slab_scale": 1.5, "num_sweeps": 30}
 SPARSE_FITS = {
     "known noise": (nt.sparse.fit_linear, Y, {"noise_scale": 0.5, "alpha": 0.5}),
-    "estimated noise": (nt.sparse.fit_linear, Y, {"intercept_scale": 3.0, "num_restarts": 2}),
+    "estimated noise": (
+        nt.sparse.fit_linear,
+        Y,
+        {"intercept_scale": 3.0, "num_restarts": 2},
+    ),
     "gamma noise": (nt.sparse.fit_linear, Y, {"noise_prior": (1.5, 0.7)}),
     "logistic": (nt.sparse.fit_logistic, LABEL, {"alpha": 0.5}),
-    "logistic, restarts": (nt.sparse.fit_logistic, LABEL, {"intercept_scale": None, "num_restarts": 2}),
+    "logistic, restarts": (
+        nt.sparse.fit_logistic,
+        LABEL,
+        {"intercept_scale": None, "num_restarts": 2},
+    ),
 }
 for name, (fit, outcomes, options) in SPARSE_FITS.items():
 
@@ -291,12 +363,18 @@ for name, (fit, outcomes, options) in SPARSE_FITS.items():
     def fit_sparse(fit, outcomes, options):
         found = fit(KEY, X, outcomes, **SLAB, **options)
         out = {"trace": found.trace, "posterior": found.posterior, "fit": found}
-        out |= {"selected": nt.sparse.selected(found), "draws": nt.sparse.sample_posterior(KEY, found, 5)}
+        out |= {
+            "selected": nt.sparse.selected(found),
+            "draws": nt.sparse.sample_posterior(KEY, found, 5),
+        }
         out |= {"predictor": nt.sparse.linear_predictor(found, X)}
         if fit is nt.sparse.fit_linear:
             return out | {"predictions": nt.sparse.predict(found, X)}
         tempered = nt.sparse_as_tempered_fit(KEY, found, X, outcomes, num_particles=50)
-        return out | {"predictions": nt.sparse.predict_proba(KEY, found, X, 20), "tempered": of_fit(tempered)}
+        return out | {
+            "predictions": nt.sparse.predict_proba(KEY, found, X, 20),
+            "tempered": of_fit(tempered),
+        }
 
 
 # Probabilistic PCA.
@@ -330,7 +408,9 @@ for name, (rows, options) in PCA_FITS.items():
 
 @case("pca number of factors", ignore=WARNED)
 def select_factors():
-    choice = nt.ppca.select_num_factors(KEY, ROWS, [1, 2], nt.dyadic, alpha=0.5, max_iter=20)
+    choice = nt.ppca.select_num_factors(
+        KEY, ROWS, [1, 2], nt.dyadic, alpha=0.5, max_iter=20
+    )
     return {
         "selected": choice.selected,
         "elbo": choice.elbo,

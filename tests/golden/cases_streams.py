@@ -45,7 +45,10 @@ for name, rule in AGGREGATES.items():
         return of_run(state, losses) | {
             "weights": nt.online.weights(state),
             "regret": [nt.online.regret(state), nt.online.regret_bound(state)],
-            "experts": [nt.online.weighted_posteriors(state), nt.online.expert_states(state)],
+            "experts": [
+                nt.online.weighted_posteriors(state),
+                nt.online.expert_states(state),
+            ],
         }
 
 
@@ -71,12 +74,18 @@ DRAWN = nt.expectations.monte_carlo(softplus, num_particles=4, antithetic=True)
 @case("chunks")
 def run_chunks():
     state = STEP.init(mean_field())
-    return of_run(*nt.online.run_chunks(STEP, DRAWN, state, CHUNKS, rng_key=KEY, size=16))
+    return of_run(
+        *nt.online.run_chunks(STEP, DRAWN, state, CHUNKS, rng_key=KEY, size=16)
+    )
 
 
 @case("chunks, one by one")
 def iterate_chunks():
-    blocks = list(nt.online.iterate_chunks(STEP, DRAWN, STEP.init(mean_field()), CHUNKS, rng_key=KEY, size=16))
+    blocks = list(
+        nt.online.iterate_chunks(
+            STEP, DRAWN, STEP.init(mean_field()), CHUNKS, rng_key=KEY, size=16
+        )
+    )
     return of_run(blocks[-1][0], [losses for _, losses in blocks])
 
 
@@ -95,19 +104,31 @@ for name, family, options in (
     ("at once", "mean field", {}),
 ):
 
-    @case(f"machines {name}, {family}", family, options, ignore=[nt.online.StreamWarning])
+    @case(
+        f"machines {name}, {family}", family, options, ignore=[nt.online.StreamWarning]
+    )
     def run_partitioned(family, options):
         pvi = nt.online.partitioned(LOGISTIC, alpha=0.7)
         shards = [(X[:10], SIGN[:10]), (X[10:], SIGN[10:])]
-        run = nt.online.run_partitioned(pvi, PRIORS[family](), shards, num_rounds=4, **options)
-        return {"elbo": run.elbo, "move": run.move, "posterior": run.state.posterior, "state": run.state}
+        run = nt.online.run_partitioned(
+            pvi, PRIORS[family](), shards, num_rounds=4, **options
+        )
+        return {
+            "elbo": run.elbo,
+            "move": run.move,
+            "posterior": run.state.posterior,
+            "state": run.state,
+        }
 
 
 @case("merge")
 def merge():
     rule = nt.online.ewa(0.5)
     start = rule.init(full_rank())
-    halves = [nt.online.run(rule, SQUARED, start, X[rows], Y[rows])[0] for rows in (slice(20), slice(20, 40))]
+    halves = [
+        nt.online.run(rule, SQUARED, start, X[rows], Y[rows])[0]
+        for rows in (slice(20), slice(20, 40))
+    ]
     state = nt.online.merge(rule, *halves)
     return {"posterior": state.posterior, "state": state}
 
@@ -118,10 +139,14 @@ def run_late():
     state, store, each = rule.init(full_rank()), nt.online.pending(16, jnp.zeros(D)), []
     late = np.random.default_rng(0).permutation(N_LATE)
     for start in range(0, N_LATE, 8):
-        store = nt.online.remember(store, np.arange(start, start + 8), X[start : start + 8])
+        store = nt.online.remember(
+            store, np.arange(start, start + 8), X[start : start + 8]
+        )
         ids = late[(late >= start) & (late < start + 8)][:6]
         (x,), present, store = nt.online.recall(store, ids)
-        state, losses = nt.online.update(rule, LOGISTIC, state, x, SIGN[ids], mask=present)
+        state, losses = nt.online.update(
+            rule, LOGISTIC, state, x, SIGN[ids], mask=present
+        )
         each.append(losses)
     return of_run(state, each) | {"store": [store, nt.online.id_words(ids)]}
 
@@ -143,7 +168,9 @@ def predict():
 @case("service")
 def serve():
     rule = nt.online.rvga()
-    service = nt.online.Service(rule, LOGISTIC, rule.init(full_rank()), X[0], 1.0, rng_key=KEY)
+    service = nt.online.Service(
+        rule, LOGISTIC, rule.init(full_rank()), X[0], 1.0, rng_key=KEY
+    )
     losses, answers = [], []
     for x, y in zip(X, SIGN, strict=True):
         answers.append(service.class_probabilities(x))
@@ -154,11 +181,20 @@ def serve():
 # Streams of NumPyro models.
 
 AT_ETA = nt.expectations.gauss_hermite(predictor="eta")
-DIAGONAL, MATRIX = nt.guides.AutoOnlineDiagonalNormal, nt.guides.AutoOnlineMultivariateNormal
+DIAGONAL, MATRIX = (
+    nt.guides.AutoOnlineDiagonalNormal,
+    nt.guides.AutoOnlineMultivariateNormal,
+)
 FISHER = nt.online.ngvi(curvature="fisher")
 MODELS = {
     "logistic, predictor": (logistic, DIAGONAL, None, AT_ETA, (X, LABEL)),
-    "logistic, predictor, matrix": (logistic, MATRIX, nt.online.rvga(), AT_ETA, (X, LABEL)),
+    "logistic, predictor, matrix": (
+        logistic,
+        MATRIX,
+        nt.online.rvga(),
+        AT_ETA,
+        (X, LABEL),
+    ),
     "logistic, draws of the predictor": (
         logistic,
         DIAGONAL,
@@ -169,7 +205,13 @@ MODELS = {
     "tempered": (nt.temper(linear, alpha=0.5), MATRIX, None, None, (X, Y)),
     "location and scale": (location, DIAGONAL, nt.online.sva(0.05), None, (Y,)),
     "location and scale, matrix": (location, MATRIX, nt.online.svb(0.05), None, (Y,)),
-    "counts, low rank": (counts, nt.guides.AutoOnlineLowRankNormal, FISHER, None, (X, COUNT)),
+    "counts, low rank": (
+        counts,
+        nt.guides.AutoOnlineLowRankNormal,
+        FISHER,
+        None,
+        (X, COUNT),
+    ),
 }
 
 
@@ -217,5 +259,7 @@ def bare():
     online, (x, y) = online_of("logistic, predictor, matrix")
     loss, prior = nt.bare_loss(KEY, online, x, y)
     pvi = nt.online.partitioned(loss)
-    run = nt.online.run_partitioned(pvi, prior, [(x[:20], y[:20]), (x[20:], y[20:])], num_rounds=20)
+    run = nt.online.run_partitioned(
+        pvi, prior, [(x[:20], y[:20]), (x[20:], y[20:])], num_rounds=20
+    )
     return {"elbo": run.elbo, "posterior": run.state.posterior}

@@ -61,7 +61,9 @@ COUNT = RNG.poisson(np.exp(0.5 * X @ WEIGHTS)).astype(float)
 CLASS = np.argmax(X + 0.5 * RNG.normal(size=(N, D)), axis=1)
 # Two groups in the plane.
 GROUP = RNG.integers(2, size=N)
-POINTS = np.round(RNG.normal(size=(N, 2)) + np.array([[-2.0, 0.0], [2.0, 1.0]])[GROUP], 2)
+POINTS = np.round(
+    RNG.normal(size=(N, 2)) + np.array([[-2.0, 0.0], [2.0, 1.0]])[GROUP], 2
+)
 
 
 def holes(x):
@@ -131,7 +133,9 @@ def network(x, y=None):
     hidden = numpyro.sample("hidden", dist.Normal(0.0, 0.6).expand([D, 4]).to_event(2))
     output = numpyro.sample("output", dist.Normal(0.0, 0.5).expand([4]).to_event(1))
     with numpyro.plate("n", len(x)):
-        numpyro.sample("y", dist.Normal(jnp.tanh(jnp.asarray(x) @ hidden) @ output, 0.5), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(jnp.tanh(jnp.asarray(x) @ hidden) @ output, 0.5), obs=y
+        )
 
 
 def mean_field(d=D):
@@ -144,7 +148,9 @@ def full_rank(d=D, scale=1.0):
 
 
 def low_rank(d=D):
-    return nt.families.LowRank(jnp.zeros(d), jnp.linspace(2.0, 0.5, d), jnp.full((d, 1), 0.3))
+    return nt.families.LowRank(
+        jnp.zeros(d), jnp.linspace(2.0, 0.5, d), jnp.full((d, 1), 0.3)
+    )
 
 
 PRIORS = {"mean field": mean_field, "full rank": full_rank, "low rank": low_rank}

@@ -16,9 +16,24 @@ RECORDS = sorted(trajectories.FOLDER.glob("*.json"))
 COMMAND = "python tests/golden/trajectories.py --record"
 # What makes no numbers: files and messages, words, pictures, tables, and what others are written with.
 WITHOUT = {
-    *(f"online.{name}" for name in ("save", "restore", "to_bytes", "from_bytes", "export_update", "load_update")),
+    *(
+        f"online.{name}"
+        for name in (
+            "save",
+            "restore",
+            "to_bytes",
+            "from_bytes",
+            "export_update",
+            "load_update",
+        )
+    ),
     *("online.diagnose", "components.check_component", "components.columnwise"),
-    *("families.family_of", "families.register", "guides.AutoOnlineGuide", "guides.LowRankPrecisionNormal"),
+    *(
+        "families.family_of",
+        "families.register",
+        "guides.AutoOnlineGuide",
+        "guides.LowRankPrecisionNormal",
+    ),
     # The default of AutoNetworkNormal, and what fit_gaussian makes of several components.
     *("guides.init_by_fan_in", "guides.AutoGaussianMixture"),
 }
@@ -39,7 +54,9 @@ def record():
     """The record for this Python and jax, and in what else this environment differs from that of the record."""
     found = trajectories.read_record()
     if found is None:
-        pytest.skip(f"there is no {trajectories.record_path().name}: {COMMAND} writes it")
+        pytest.skip(
+            f"there is no {trajectories.record_path().name}: {COMMAND} writes it"
+        )
     changed = trajectories.differences(found)
     for name in ("x64", "devices"):
         if name in changed:
@@ -51,10 +68,20 @@ def record():
 def test_a_case_has_the_numbers_of_the_record(name, record):
     cases, changed = record
     if changed and name in trajectories.TIES:
-        pytest.skip(f"other rounding may end in another of its optima: {'; '.join(changed.values())}")
-    lines = trajectories.moved(trajectories.run(name), cases.get(name, {}), exact=not changed)
-    where = f" (within {trajectories.RTOL}: {'; '.join(changed.values())})" if changed else ""
-    assert not lines, "\n".join([f"{name} has moved{where}. If it should, {COMMAND} --only '{name}'.", *lines])
+        pytest.skip(
+            f"other rounding may end in another of its optima: {'; '.join(changed.values())}"
+        )
+    lines = trajectories.moved(
+        trajectories.run(name), cases.get(name, {}), exact=not changed
+    )
+    where = (
+        f" (within {trajectories.RTOL}: {'; '.join(changed.values())})"
+        if changed
+        else ""
+    )
+    assert not lines, "\n".join(
+        [f"{name} has moved{where}. If it should, {COMMAND} --only '{name}'.", *lines]
+    )
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
@@ -69,7 +96,9 @@ def public_names(module=nt, prefix=""):
         if inspect.ismodule(value):
             if name not in WITHOUT_MODULES:
                 yield from public_names(value, f"{prefix}{name}.")
-        elif inspect.isfunction(value) or (inspect.isclass(value) and not holds_or_warns(value)):
+        elif inspect.isfunction(value) or (
+            inspect.isclass(value) and not holds_or_warns(value)
+        ):
             yield prefix + name
 
 
@@ -82,7 +111,9 @@ def names_in_cases():
     for path in trajectories.FOLDER.glob("*.py"):
         if path.name != Path(__file__).name:
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("nt."):
+                if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(
+                    "nt."
+                ):
                     yield ast.unparse(node).removeprefix("nt.")
 
 

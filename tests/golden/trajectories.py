@@ -38,10 +38,24 @@ RTOL = 1e-3
 # Where rounding decides between optima of equal worth: a sign, the order of components, or which start is best.
 TIES = {
     *("pca ard", "pca no ard", "pca missing entries", "sparse logistic, restarts"),
-    *("mixture, random start", "mixture, weighted rows", "em known variance", "em product"),
+    *(
+        "mixture, random start",
+        "mixture, weighted rows",
+        "em known variance",
+        "em product",
+    ),
 }
 RUNS = itertools.count(1)
-PACKAGES = ("jax", "jaxlib", "numpyro", "numpy", "scipy", "arviz", "optax", "scikit-learn")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "numpyro",
+    "numpy",
+    "scipy",
+    "arviz",
+    "optax",
+    "scikit-learn",
+)
 
 
 def environment():
@@ -83,7 +97,11 @@ def read_record():
 def differences(record):
     """The parts of the environment in which this one differs from that of the record, as words."""
     now, then = environment(), record["environment"]
-    return {name: f"{name} was {then.get(name)}, is {now[name]}" for name in now if now[name] != then.get(name)}
+    return {
+        name: f"{name} was {then.get(name)}, is {now[name]}"
+        for name in now
+        if now[name] != then.get(name)
+    }
 
 
 def run(name):
@@ -100,13 +118,24 @@ def describe(tree):
     leaves = [as_array(leaf) for leaf in jax.tree.leaves(tree)]
     bits = hashlib.sha256()
     for leaf in leaves:
-        bits.update(f"{leaf.dtype} {leaf.shape} ".encode() + np.ascontiguousarray(leaf).tobytes())
-    values = [np.ravel(leaf).astype(float) for leaf in leaves if leaf.dtype.kind in "biuf"]
+        bits.update(
+            f"{leaf.dtype} {leaf.shape} ".encode()
+            + np.ascontiguousarray(leaf).tobytes()
+        )
+    values = [
+        np.ravel(leaf).astype(float) for leaf in leaves if leaf.dtype.kind in "biuf"
+    ]
     values = np.concatenate([np.zeros(0), *values])
     finite = values[np.isfinite(values)]
     mean, square = (np.mean(each) if each.size else 0.0 for each in (finite, finite**2))
     ends = values if values.size <= 4 else values[[0, 1, -2, -1]]
-    found = {"bits": bits.hexdigest()[:16], "size": values.size, "mean": mean, "rms": square**0.5, "ends": ends}
+    found = {
+        "bits": bits.hexdigest()[:16],
+        "size": values.size,
+        "mean": mean,
+        "rms": square**0.5,
+        "ends": ends,
+    }
     # Nine digits tell float32 apart.
     found |= {name: float(f"{found[name]:.9g}") for name in ("mean", "rms")}
     found["ends"] = [float(f"{value:.9g}") for value in ends]
@@ -115,7 +144,9 @@ def describe(tree):
 
 
 def as_array(leaf):
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
+        leaf.dtype, jax.dtypes.prng_key
+    ):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)
 
@@ -127,9 +158,17 @@ def moved(now, then, *, exact):
     for entry in (entry for entry in now if entry in then):
         new, old = now[entry], then[entry]
         if new["bits"] != old["bits"] if exact else not near(new, old):
-            names = [name for name in ("size", "ends", "mean", "rms", "words") if new.get(name) != old.get(name)]
-            parts = [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names]
-            lines.append(f"{entry!r}: {'; '.join(parts) or 'the same to nine digits, and other bits'}")
+            names = [
+                name
+                for name in ("size", "ends", "mean", "rms", "words")
+                if new.get(name) != old.get(name)
+            ]
+            parts = [
+                f"{name} was {old.get(name)}, is {new.get(name)}" for name in names
+            ]
+            lines.append(
+                f"{entry!r}: {'; '.join(parts) or 'the same to nine digits, and other bits'}"
+            )
     return lines
 
 
@@ -151,9 +190,17 @@ def write(cases, path):
     }
     blocks = []
     for name in sorted(cases):
-        lines = [f"{json.dumps(entry)}: {json.dumps(found)}" for entry, found in cases[name].items()]
+        lines = [
+            f"{json.dumps(entry)}: {json.dumps(found)}"
+            for entry, found in cases[name].items()
+        ]
         blocks.append(f"{json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n}")
-    text = json.dumps(head, indent=1).removesuffix("\n}") + ',\n"cases": {\n' + ",\n".join(blocks) + "\n}\n}\n"
+    text = (
+        json.dumps(head, indent=1).removesuffix("\n}")
+        + ',\n"cases": {\n'
+        + ",\n".join(blocks)
+        + "\n}\n}\n"
+    )
     path.write_text(text)
 
 
@@ -162,7 +209,9 @@ def record_cases(names):
     old = {} if len(names) == len(CASES) else read_record() or {}
     if old and (changed := differences(old)):
         sys.exit(f"record all cases: {'; '.join(changed.values())}.")
-    kept = {name: found for name, found in old.get("cases", {}).items() if name in CASES}
+    kept = {
+        name: found for name, found in old.get("cases", {}).items() if name in CASES
+    }
     write(kept | {name: run(name) for name in names}, record_path())
 
 
@@ -170,7 +219,9 @@ def compare_cases(names):
     """Print which cases have moved; their number."""
     record = read_record()
     if record is None:
-        sys.exit(f"no {record_path().name}: record it by --record where the numbers are as they should be.")
+        sys.exit(
+            f"no {record_path().name}: record it by --record where the numbers are as they should be."
+        )
     changed = differences(record)
     if changed:
         print(
@@ -192,8 +243,17 @@ def compare_cases(names):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--record", action="store_true", help="write the record instead of comparing with it")
-    parser.add_argument("--only", default="", metavar="WORD", help="take the cases with this word in their name")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="write the record instead of comparing with it",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="WORD",
+        help="take the cases with this word in their name",
+    )
     options = parser.parse_args()
     names = [name for name in CASES if options.only in name]
     if options.record:

@@ -21,7 +21,9 @@ class naive_temper(Messenger):
 
     def process_message(self, msg):
         if msg["type"] == "sample" and msg["is_observed"]:
-            msg["scale"] = self.alpha if msg.get("scale") is None else self.alpha * msg["scale"]
+            msg["scale"] = (
+                self.alpha if msg.get("scale") is None else self.alpha * msg["scale"]
+            )
 
 
 def normal(y=Y):
@@ -31,7 +33,10 @@ def normal(y=Y):
 
 
 def normal_density(theta, alpha, y=Y):
-    return stats.norm.logpdf(theta, 0.5, 2.0) + alpha * stats.norm.logpdf(y, theta, 1.5).sum()
+    return (
+        stats.norm.logpdf(theta, 0.5, 2.0)
+        + alpha * stats.norm.logpdf(y, theta, 1.5).sum()
+    )
 
 
 def unobserved():
@@ -48,7 +53,9 @@ def positive(y):
 
 def positive_density(s, y, alpha):
     """Tempered joint density of ``positive`` in s, without the Jacobian."""
-    return stats.halfnorm.logpdf(s) + alpha * np.sum(stats.norm.logpdf(y, 0.0, s), axis=-1)
+    return stats.halfnorm.logpdf(s) + alpha * np.sum(
+        stats.norm.logpdf(y, 0.0, s), axis=-1
+    )
 
 
 def trace_of(model, *args, **kwargs):

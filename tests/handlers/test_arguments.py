@@ -44,8 +44,14 @@ def converted(model, *args, finite=True, **kwargs):
         (pd.Series([1, None, 3], dtype="Int64"), HOLES),
         (pd.Series([True, None, True], dtype="boolean"), np.array([1.0, np.nan, 1.0])),
         (pd.Index([1.0, 0.0, 3.0]), Y),
-        (pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5]}), np.array([[1.0, 0.5], [2.0, 1.5]])),
-        (pd.DataFrame({"a": [1, 2], "b": [True, False]}), np.array([[1.0, 1.0], [2.0, 0.0]])),
+        (
+            pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5]}),
+            np.array([[1.0, 0.5], [2.0, 1.5]]),
+        ),
+        (
+            pd.DataFrame({"a": [1, 2], "b": [True, False]}),
+            np.array([[1.0, 1.0], [2.0, 0.0]]),
+        ),
         (
             pd.DataFrame({"a": pd.array([1, None], dtype="Int8"), "b": [1.0, 2.0]}),
             np.array([[1, 1.0], [np.nan, 2.0]]),
@@ -53,7 +59,10 @@ def converted(model, *args, finite=True, **kwargs):
         (3, np.array(3)),
         (np.ma.masked_equal([1.0, -9.0, 3.0], -9.0), HOLES),
         (np.ma.masked_equal([1, -9, 3], -9), HOLES),
-        (np.ma.array([True, True, True], mask=[False, True, False]), np.array([1.0, np.nan, 1.0])),
+        (
+            np.ma.array([True, True, True], mask=[False, True, False]),
+            np.array([1.0, np.nan, 1.0]),
+        ),
         (np.ma.array([1, 0, 3]), np.array([1, 0, 3])),
     ],
 )
@@ -116,7 +125,9 @@ def test_lists_and_frames_are_data():
 def test_what_a_model_reads_on_the_host_stays():
     def sized(widths, groups, y):
         codes = np.unique(groups, return_inverse=True)[1]
-        theta = numpyro.sample("theta", dist.Normal(jnp.zeros(sum(widths)), 1.0).to_event(1))
+        theta = numpyro.sample(
+            "theta", dist.Normal(jnp.zeros(sum(widths)), 1.0).to_event(1)
+        )
         numpyro.sample("y", dist.Normal(theta[codes], 1.0), obs=y)
 
     widths, groups = [2, 1], np.array(["a", "b", "a"])
@@ -144,11 +155,16 @@ def of_mask(y):
 
 def of_bounds(low, high):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.factor("interval", jnp.log(dist.Normal(theta, 1.0).cdf(high) - dist.Normal(theta, 1.0).cdf(low)))
+    numpyro.factor(
+        "interval",
+        jnp.log(dist.Normal(theta, 1.0).cdf(high) - dist.Normal(theta, 1.0).cdf(low)),
+    )
 
 
 def of_latents(y):
-    missing = numpyro.sample("missing", dist.Normal(0.0, 1.0).expand([int(np.isnan(y).sum())]).mask(False))
+    missing = numpyro.sample(
+        "missing", dist.Normal(0.0, 1.0).expand([int(np.isnan(y).sum())]).mask(False)
+    )
     complete = jnp.asarray(y).at[np.isnan(y)].set(missing)
     numpyro.sample("y", dist.Normal(0.0, 1.0), obs=complete)
 
@@ -168,11 +184,13 @@ def test_holes_that_a_model_treats_are_its_own_matter(model, args):
 
 def test_holes_are_counted_by_site():
     with pytest.raises(
-        ValueError, match=r"^observed site 'y' has 1 of 3 values that are NaN or infinite, the first"
+        ValueError,
+        match=r"^observed site 'y' has 1 of 3 values that are NaN or infinite, the first",
     ):
         converted(normal, HOLES)
     with pytest.raises(
-        ValueError, match=r"^argument 'scale' of the model has 1 of 3 .*, the first at index 1, which"
+        ValueError,
+        match=r"^argument 'scale' of the model has 1 of 3 .*, the first at index 1, which",
     ):
         converted(normal, Y, scale=HOLES)
     # Online rules reject such rounds and count them.
@@ -184,7 +202,9 @@ def test_logits_of_nan_are_refused():
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         numpyro.sample("y", dist.Bernoulli(logits=theta * x), obs=y)
 
-    with pytest.raises(ValueError, match="'x' of the model has 1 of 3 values that are NaN or infinite"):
+    with pytest.raises(
+        ValueError, match="'x' of the model has 1 of 3 values that are NaN or infinite"
+    ):
         converted(logistic, HOLES, np.array([0, 1, 1]))
 
 
@@ -193,7 +213,9 @@ def test_a_factor_of_nan_is_refused():
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         numpyro.factor("penalty", -jnp.sum((y - theta) ** 2))
 
-    with pytest.raises(ValueError, match=r"'y' of the model has 1 of 3 .* makes site 'penalty' NaN"):
+    with pytest.raises(
+        ValueError, match=r"'y' of the model has 1 of 3 .* makes site 'penalty' NaN"
+    ):
         converted(penalty, HOLES)
 
 
@@ -209,7 +231,9 @@ def test_a_factor_of_nan_is_refused():
 )
 def test_misspelt_options_are_found_under_handlers(wrapped):
     converted(wrapped, Y, scale=2.0)
-    with pytest.raises(TypeError, match="no argument 'num_step': did you mean 'num_steps'"):
+    with pytest.raises(
+        TypeError, match="no argument 'num_step': did you mean 'num_steps'"
+    ):
         converted(wrapped, Y, num_step=5)
     with pytest.raises(TypeError, match="no argument 'y_eror': did you mean 'y_error'"):
         converted(wrapped, Y, y_eror=5)
@@ -246,24 +270,42 @@ LARGE = np.array([3_000_000_000, 3_100_000_000, 3_190_000_000])
 
 
 @pytest.mark.parametrize(
-    "y", [LARGE, LARGE.tolist(), pd.Series(LARGE), pd.Series(LARGE, dtype="Int64"), LARGE.astype(object)]
+    "y",
+    [
+        LARGE,
+        LARGE.tolist(),
+        pd.Series(LARGE),
+        pd.Series(LARGE, dtype="Int64"),
+        LARGE.astype(object),
+    ],
 )
 def test_integers_beyond_those_of_jax_are_floating(y):
     (array,), _ = converted(normal, y)
     assert array.dtype == float
     np.testing.assert_array_equal(array, LARGE)
-    np.testing.assert_allclose(separate((np.asarray(y, np.int64),), {})[0][0], LARGE, rtol=1e-6)
+    np.testing.assert_allclose(
+        separate((np.asarray(y, np.int64),), {})[0][0], LARGE, rtol=1e-6
+    )
     np.testing.assert_allclose(plain_arrays((np.asarray(y, np.int64),))[0], LARGE)
 
 
 def test_numbers_that_jax_would_change_are_refused():
-    with pytest.raises(ValueError, match=r"argument 'y' .* from 3000000000 to 3000000002, .* steps of 256"):
+    with pytest.raises(
+        ValueError,
+        match=r"argument 'y' .* from 3000000000 to 3000000002, .* steps of 256",
+    ):
         converted(normal, LARGE[0] + np.arange(3))
     # A column that spans enough steps stands beside one that does not.
-    with pytest.raises(ValueError, match=r"^the data.*from 5000000000 to 5000000001.*or enable double precision"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the data.*from 5000000000 to 5000000001.*or enable double precision",
+    ):
         stream_arrays((np.array([[1, 5_000_000_000], [2**40, 5_000_000_001]]),))
     for values in (LARGE * 1j, jnp.ones(3) * 1j):
-        with pytest.raises(TypeError, match=r"argument 'y' .* complex.*real and imaginary.*of their own"):
+        with pytest.raises(
+            TypeError,
+            match=r"argument 'y' .* complex.*real and imaginary.*of their own",
+        ):
             converted(normal, values)
     with enable_x64():
         (array,), _ = converted(normal, LARGE)

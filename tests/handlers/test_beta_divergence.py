@@ -37,7 +37,9 @@ def model(y, sd=1.0):
 def minus_losses(loc, y, sd=1.0, unit=1.0, beta=BETA):
     """By the formula, with the integral by scipy, in data measured in the unit."""
     density = stats.norm(loc / unit, sd / unit)
-    size = integrate.quad(lambda t: density.pdf(t) ** (1.0 + beta), *density.interval(1 - 1e-13))[0]
+    size = integrate.quad(
+        lambda t: density.pdf(t) ** (1.0 + beta), *density.interval(1 - 1e-13)
+    )[0]
     return (density.pdf(y / unit) ** beta - 1.0) / beta - (size - 1.0) / (1.0 + beta)
 
 
@@ -52,7 +54,9 @@ def prior(loc):
 @pytest.mark.parametrize("unit", [1.0, 0.1, 20.0])
 def test_the_density_is_that_of_the_formula(unit, x64):
     want = prior(0.4) + np.sum(minus_losses(0.4, Y, 2.0, unit))
-    assert density_of(nt.robust(model, BETA, unit=unit), 0.4, Y, 2.0) == pytest.approx(want, rel=1e-10)
+    assert density_of(nt.robust(model, BETA, unit=unit), 0.4, Y, 2.0) == pytest.approx(
+        want, rel=1e-10
+    )
 
 
 def test_data_in_other_units_have_the_same_loss(x64):
@@ -68,9 +72,9 @@ def test_data_in_other_units_have_the_same_loss(x64):
 
 def test_a_small_power_is_the_likelihood(x64):
     want = density_of(model, 0.4, Y[:-1])
-    assert density_of(nt.robust(model, 1e-7, unit=3.0), 0.4, Y[:-1]) - 10 * np.log(3.0) == pytest.approx(
-        want, abs=1e-4
-    )
+    assert density_of(nt.robust(model, 1e-7, unit=3.0), 0.4, Y[:-1]) - 10 * np.log(
+        3.0
+    ) == pytest.approx(want, abs=1e-4)
     assert density_of(nt.robust(model, {"y": 0.0}), 0.4, Y[:-1]) == want
 
 
@@ -88,7 +92,9 @@ def test_a_power_of_the_loss(x64):
 @functools.partial(jax.jit, static_argnums=0)
 def at_zero(tempered, y):
     """The potential at 0 and its slope."""
-    return jax.value_and_grad(lambda loc: potential_energy(tempered, (y,), {}, {"loc": loc}))(jnp.float32(0.0))
+    return jax.value_and_grad(
+        lambda loc: potential_energy(tempered, (y,), {}, {"loc": loc})
+    )(jnp.float32(0.0))
 
 
 def test_an_outlier_has_no_pull_and_no_nan():
@@ -109,7 +115,9 @@ def test_masks_scales_and_scans(x64):
             numpyro.sample("y", dist.Normal(loc, 1.0), obs=y)
 
     want = prior(0.4) + 2.0 * np.sum(minus_losses(0.4, Y)[there])
-    assert density_of(nt.robust(masked, BETA, unit=1.0), 0.4, Y) == pytest.approx(want, rel=1e-10)
+    assert density_of(nt.robust(masked, BETA, unit=1.0), 0.4, Y) == pytest.approx(
+        want, rel=1e-10
+    )
 
     def in_scan(y):
         loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
@@ -121,7 +129,9 @@ def test_masks_scales_and_scans(x64):
         scan(step, 0.0, y)
 
     want = prior(0.4) + np.sum(minus_losses(0.4, Y))
-    assert density_of(nt.robust(in_scan, BETA, unit=1.0), 0.4, jnp.asarray(Y)) == pytest.approx(want, rel=1e-10)
+    assert density_of(
+        nt.robust(in_scan, BETA, unit=1.0), 0.4, jnp.asarray(Y)
+    ) == pytest.approx(want, rel=1e-10)
 
 
 def test_jacobians_stay_as_they_are(x64):
@@ -129,7 +139,9 @@ def test_jacobians_stay_as_they_are(x64):
         sd = numpyro.sample("sd", dist.LogNormal(0.0, 1.0))
         numpyro.sample("y", dist.Normal(0.0, sd), obs=y)
 
-    found = potential_energy(nt.robust(with_scale, BETA, unit=1.0), (Y,), {}, {"sd": jnp.asarray(0.3)})
+    found = potential_energy(
+        nt.robust(with_scale, BETA, unit=1.0), (Y,), {}, {"sd": jnp.asarray(0.3)}
+    )
     want = stats.norm.logpdf(0.3) + np.sum(minus_losses(0.0, Y, np.exp(0.3)))
     assert float(found) == pytest.approx(-want, rel=1e-10)
 
@@ -138,7 +150,9 @@ def test_jacobians_stay_as_they_are(x64):
 def test_a_grid_of_powers_under_vmap(x64):
     betas = jnp.array([0.1, 0.3, 0.5])
     found = jax.vmap(
-        lambda b: log_density(nt.robust(model, b, unit=1.0), (Y,), {}, {"loc": jnp.asarray(0.4)})[0]
+        lambda b: log_density(
+            nt.robust(model, b, unit=1.0), (Y,), {}, {"loc": jnp.asarray(0.4)}
+        )[0]
     )(betas)
     want = [prior(0.4) + np.sum(minus_losses(0.4, Y, beta=float(b))) for b in betas]
     np.testing.assert_allclose(found, want, rtol=1e-10)
@@ -146,7 +160,9 @@ def test_a_grid_of_powers_under_vmap(x64):
 
 def moments_by_grid(alpha=1.0):
     grid = np.linspace(-3.0, 3.0, 2001)
-    log_weights = np.array([prior(loc) + alpha * np.sum(minus_losses(loc, Y)) for loc in grid])
+    log_weights = np.array(
+        [prior(loc) + alpha * np.sum(minus_losses(loc, Y)) for loc in grid]
+    )
     weights = np.exp(log_weights - log_weights.max())
     weights /= weights.sum()
     mean = np.sum(weights * grid)
@@ -218,13 +234,21 @@ def test_counts_need_no_unit(likelihood):
         numpyro.sample("y", kinds[likelihood](beta[0] + beta[1] * x), obs=y)
 
     truth = {"beta": jnp.array([0.5, 6.0 if likelihood == "bernoulli" else 2.0])}
-    y = np.array(Predictive(handlers.condition(regression, data=truth), num_samples=1)(KEY, x)["y"][0])
+    y = np.array(
+        Predictive(handlers.condition(regression, data=truth), num_samples=1)(KEY, x)[
+            "y"
+        ][0]
+    )
     wrong = rng.choice(200, 20, replace=False)
-    y[wrong] = {"poisson": 200, "bernoulli": 1 - y[wrong], "binomial": 20 - y[wrong]}[likelihood]
+    y[wrong] = {"poisson": 200, "bernoulli": 1 - y[wrong], "binomial": 20 - y[wrong]}[
+        likelihood
+    ]
     # A label is never far from what a model expects: it takes a larger power.
     tempered = nt.robust(regression, 1.0 if likelihood == "bernoulli" else 0.4)
     fits = [nt.fit_gaussian(KEY, m, AutoNormal, x, y) for m in (regression, tempered)]
-    errors = [np.linalg.norm(fit.params["beta_auto_loc"] - truth["beta"]) for fit in fits]
+    errors = [
+        np.linalg.norm(fit.params["beta_auto_loc"] - truth["beta"]) for fit in fits
+    ]
     assert errors[1] < 0.5 * errors[0]
 
 
@@ -252,13 +276,17 @@ def test_results_have_the_density_and_its_draws():
 
 @nt.robust(beta=BETA, unit=1.0)
 def decorated(y):
-    numpyro.sample("y", dist.Normal(numpyro.sample("loc", dist.Normal(0.0, 10.0)), 1.0), obs=y)
+    numpyro.sample(
+        "y", dist.Normal(numpyro.sample("loc", dist.Normal(0.0, 10.0)), 1.0), obs=y
+    )
 
 
 @pytest.mark.full
 def test_a_decorated_model_is_pickled_by_its_name():
     assert pickle.loads(pickle.dumps(decorated)) is decorated
-    assert density_of(decorated, 0.4, Y) == pytest.approx(density_of(nt.robust(model, BETA, unit=1.0), 0.4, Y))
+    assert density_of(decorated, 0.4, Y) == pytest.approx(
+        density_of(nt.robust(model, BETA, unit=1.0), 0.4, Y)
+    )
 
 
 def factor(y):
@@ -274,7 +302,9 @@ def mixture(y):
 
 def overdispersed(y):
     loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
-    numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(loc), 2.0), obs=jnp.abs(jnp.round(y)))
+    numpyro.sample(
+        "y", dist.NegativeBinomial2(jnp.exp(loc), 2.0), obs=jnp.abs(jnp.round(y))
+    )
 
 
 def unobserved(y):
@@ -284,24 +314,66 @@ def unobserved(y):
 
 UNIT = {"beta": BETA, "unit": 1.0}
 REFUSED = {
-    "no unit": (lambda: nt.robust(model), r"continuous data, whose density has a unit: pass unit=.*the data"),
-    "a factor": (lambda: nt.robust(factor, **UNIT), r"factor 'f' is no density.*factors as they are"),
-    "another site": (lambda: nt.robust(model, {"y": 0.3, "x": 0.1}, unit=1.0), r"no sites \['x'\]"),
-    "a unit of another site": (lambda: nt.robust(model, 0.3, unit={"y": 1.0, "x": 0.1}), r"no sites \['x'\]"),
-    "a site without beta": (lambda: nt.robust(model, {"loc": 0.3}, unit=1.0), r"'y' has no beta.*it alone"),
-    "no quadrature": (lambda: nt.robust(overdispersed), "'y' is NegativeBinomial2, whose power has neither"),
+    "no unit": (
+        lambda: nt.robust(model),
+        r"continuous data, whose density has a unit: pass unit=.*the data",
+    ),
+    "a factor": (
+        lambda: nt.robust(factor, **UNIT),
+        r"factor 'f' is no density.*factors as they are",
+    ),
+    "another site": (
+        lambda: nt.robust(model, {"y": 0.3, "x": 0.1}, unit=1.0),
+        r"no sites \['x'\]",
+    ),
+    "a unit of another site": (
+        lambda: nt.robust(model, 0.3, unit={"y": 1.0, "x": 0.1}),
+        r"no sites \['x'\]",
+    ),
+    "a site without beta": (
+        lambda: nt.robust(model, {"loc": 0.3}, unit=1.0),
+        r"'y' has no beta.*it alone",
+    ),
+    "no quadrature": (
+        lambda: nt.robust(overdispersed),
+        "'y' is NegativeBinomial2, whose power has neither",
+    ),
     "observed outside": (
         lambda: handlers.condition(nt.robust(unobserved, **UNIT), data={"later": 0.0}),
         r"'later' is observed by a handler outside of robust.*data to the model",
     ),
-    "summed out": (lambda: nt.robust(nt.marginalize(mixture), **UNIT), "latents are summed out"),
-    "sums of losses": (lambda: nt.marginalize(nt.robust(mixture, **UNIT)), "sums over losses"),
-    "twice": (lambda: nt.robust(nt.temper(nt.robust(model, **UNIT)), **UNIT), r"robust already.*one mapping"),
-    "zero": (lambda: nt.robust(model, 0.0, unit=1.0), "beta must be positive and finite"),
-    "negative": (lambda: nt.robust(model, {"y": -0.1}, unit=1.0), r"beta\['y'\] must be at least 0"),
-    "unit zero": (lambda: nt.robust(model, 0.1, unit=0.0), r"unit must be positive.*and finite, got"),
-    "NaN": (lambda: nt.robust(model, np.nan, unit=1.0), r"beta must be positive.*and finite, got"),
-    "empty": (lambda: nt.robust(model, {}, unit=1.0), r"^beta as.*must go from site names.*to numbers, got"),
+    "summed out": (
+        lambda: nt.robust(nt.marginalize(mixture), **UNIT),
+        "latents are summed out",
+    ),
+    "sums of losses": (
+        lambda: nt.marginalize(nt.robust(mixture, **UNIT)),
+        "sums over losses",
+    ),
+    "twice": (
+        lambda: nt.robust(nt.temper(nt.robust(model, **UNIT)), **UNIT),
+        r"robust already.*one mapping",
+    ),
+    "zero": (
+        lambda: nt.robust(model, 0.0, unit=1.0),
+        "beta must be positive and finite",
+    ),
+    "negative": (
+        lambda: nt.robust(model, {"y": -0.1}, unit=1.0),
+        r"beta\['y'\] must be at least 0",
+    ),
+    "unit zero": (
+        lambda: nt.robust(model, 0.1, unit=0.0),
+        r"unit must be positive.*and finite, got",
+    ),
+    "NaN": (
+        lambda: nt.robust(model, np.nan, unit=1.0),
+        r"beta must be positive.*and finite, got",
+    ),
+    "empty": (
+        lambda: nt.robust(model, {}, unit=1.0),
+        r"^beta as.*must go from site names.*to numbers, got",
+    ),
 }
 
 
@@ -313,16 +385,31 @@ def test_what_cannot_be_right_is_refused(name):
 
 
 def test_enumerated_latents_are_refused():
-    enumerated = enum(config_enumerate(nt.robust(mixture, **UNIT)), first_available_dim=-2)
-    with pytest.raises(ValueError, match=r"enumerated local latent 'z'.*distributions without such latents"):
+    enumerated = enum(
+        config_enumerate(nt.robust(mixture, **UNIT)), first_available_dim=-2
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"enumerated local latent 'z'.*distributions without such latents",
+    ):
         density_with_enumeration(enumerated, (Y,), {}, {"loc": jnp.asarray(0.4)})
 
 
 def test_a_guide_that_keeps_another_model_is_refused():
     tempered = nt.robust(model, **UNIT)
-    SVI(tempered, AutoLaplaceApproximation(tempered), numpyro.optim.Adam(0.1), Trace_ELBO()).init(KEY, Y)
-    svi = SVI(tempered, AutoLaplaceApproximation(model), numpyro.optim.Adam(0.1), Trace_ELBO())
-    with pytest.raises(ValueError, match=r"AutoLaplaceApproximation keeps a model without beta = 0\.3.*is given"):
+    SVI(
+        tempered,
+        AutoLaplaceApproximation(tempered),
+        numpyro.optim.Adam(0.1),
+        Trace_ELBO(),
+    ).init(KEY, Y)
+    svi = SVI(
+        tempered, AutoLaplaceApproximation(model), numpyro.optim.Adam(0.1), Trace_ELBO()
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"AutoLaplaceApproximation keeps a model without beta = 0\.3.*is given",
+    ):
         svi.run(KEY, 2, Y, progress_bar=False)
 
 
@@ -341,7 +428,9 @@ def test_factors_stay_where_sites_are_named(x64):
         numpyro.factor("f", -3.0)
 
     want = prior(0.4) + np.sum(minus_losses(0.4, Y)) - 3.0
-    assert density_of(nt.robust(both, {"y": BETA}, unit=1.0), 0.4, Y) == pytest.approx(want, rel=1e-10)
+    assert density_of(nt.robust(both, {"y": BETA}, unit=1.0), 0.4, Y) == pytest.approx(
+        want, rel=1e-10
+    )
 
 
 def gumbel(y):
@@ -357,7 +446,9 @@ def test_a_datum_that_is_far_out_has_no_slope():
     @jax.jit
     def slope(outlier):
         data = jnp.append(y, outlier)
-        return jax.grad(lambda loc: potential_energy(robust, (data,), {}, {"loc": loc}))(jnp.array(0.0))
+        return jax.grad(
+            lambda loc: potential_energy(robust, (data,), {}, {"loc": loc})
+        )(jnp.array(0.0))
 
     near = float(slope(-20.0))
     assert np.isfinite(near)
@@ -393,14 +484,22 @@ def test_a_far_vector_of_a_batch_leaves_the_others_as_they_are(x64):
     @jax.jit
     def at(value):
         log_prob = BetaLikelihood(fn, BETA, jnp.log(1.0)).log_prob
-        return log_prob(value), jax.grad(lambda y: jnp.sum(log_prob(y)))(value), fn.log_prob(value)
+        return (
+            log_prob(value),
+            jax.grad(lambda y: jnp.sum(log_prob(y)))(value),
+            fn.log_prob(value),
+        )
 
     found, slope, log_prob = at(value)
     density = np.exp(log_prob)
     # The integral of a power of a normal density in two dimensions.
     size = (2 * np.pi) ** -BETA / (1.0 + BETA)
-    np.testing.assert_allclose(found, (density**BETA - 1.0) / BETA - (size - 1.0) / (1.0 + BETA), rtol=1e-10)
-    np.testing.assert_allclose(slope, -np.where(value > 1e7, 0.0, value) * density[:, None] ** BETA, atol=1e-12)
+    np.testing.assert_allclose(
+        found, (density**BETA - 1.0) / BETA - (size - 1.0) / (1.0 + BETA), rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        slope, -np.where(value > 1e7, 0.0, value) * density[:, None] ** BETA, atol=1e-12
+    )
 
 
 def test_rows_that_are_one_event_are_refused():
@@ -408,7 +507,10 @@ def test_rows_that_are_one_event_are_refused():
         b = numpyro.sample("b", dist.Normal(0.0, 10.0))
         numpyro.sample("y", dist.Normal(b * x, 1.0).to_event(1), obs=y)
 
-    with pytest.raises(ValueError, match=r"a datum of site 'y' has 100 coordinates.*put them in a plate"):
+    with pytest.raises(
+        ValueError,
+        match=r"a datum of site 'y' has 100 coordinates.*put them in a plate",
+    ):
         handlers.seed(nt.robust(model, BETA, unit=1.0), KEY)(np.ones(100), np.ones(100))
 
 
@@ -428,21 +530,33 @@ def test_a_kink_is_where_that_of_the_density_is():
 
     def laplace(x, y):
         b = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
-        numpyro.sample("y", dist.Laplace(numpyro.deterministic("eta", x @ b), 0.7), obs=y)
+        numpyro.sample(
+            "y", dist.Laplace(numpyro.deterministic("eta", x @ b), 0.7), obs=y
+        )
 
     rng = np.random.default_rng(3)
     x = rng.normal(size=(40, 2)).astype(np.float32)
     y = (x @ np.array([1.0, -0.5]) + 0.7 * rng.laplace(size=40)).astype(np.float32)
-    robust, eta = nt.robust(laplace, BETA, unit=1.0), nt.expectations.gauss_hermite(predictor="eta")
+    robust, eta = (
+        nt.robust(laplace, BETA, unit=1.0),
+        nt.expectations.gauss_hermite(predictor="eta"),
+    )
     fit = nt.fit_gaussian(KEY, robust, AutoNormal, x, y, expectation=eta)
     by_steps = nt.fit_svi(KEY, robust, AutoNormal, x, y)
     assert fit.converged
     assert fit.elbo.value == pytest.approx(by_steps.elbo.value, abs=0.1)
-    np.testing.assert_allclose(fit.params["b_auto_scale"], by_steps.params["b_auto_scale"], rtol=0.1)
+    np.testing.assert_allclose(
+        fit.params["b_auto_scale"], by_steps.params["b_auto_scale"], rtol=0.1
+    )
 
 
 @pytest.mark.parametrize("diagnostic", [nt.alpha.held_out(2), nt.alpha.loo()])
 def test_predictive_densities_of_a_loss_are_refused(diagnostic):
     task = Task(nt.robust(model, BETA, unit=1.0), KEY, (Y,), {})
-    with pytest.raises(ValueError, match=r"sites \['y'\] have a divergence for their loss.*the losses of"):
-        diagnostic.plan(KEY, task) if diagnostic.plan else diagnostic.decide(KEY, task, np.ones(1), None)
+    with pytest.raises(
+        ValueError,
+        match=r"sites \['y'\] have a divergence for their loss.*the losses of",
+    ):
+        diagnostic.plan(KEY, task) if diagnostic.plan else diagnostic.decide(
+            KEY, task, np.ones(1), None
+        )

@@ -49,7 +49,12 @@ def in_scan(y):
 def steps_density(alpha, bonus=None):
     s = np.exp(U)
     bonus = alpha if bonus is None else bonus
-    return (stats.halfnorm.logpdf(s) + alpha * stats.norm.logpdf(Y, 0.0, s) + bonus * 2.0 * s + U).sum()
+    return (
+        stats.halfnorm.logpdf(s)
+        + alpha * stats.norm.logpdf(Y, 0.0, s)
+        + bonus * 2.0 * s
+        + U
+    ).sum()
 
 
 def tempered_in_body(alpha):
@@ -78,7 +83,9 @@ WRAPS = [around, tempered_in_body, decorated_body]
 def test_scan_equals_the_plate(wrap, x64):
     want = -steps_density(ALPHA)
     models = nt.temper(in_plate, alpha=ALPHA), wrap(ALPHA), wrap(0.0)
-    plate, got, prior = jax.jit(lambda u: [potential(model, {"s": u}, Y) for model in models])(U)
+    plate, got, prior = jax.jit(
+        lambda u: [potential(model, {"s": u}, Y) for model in models]
+    )(U)
     assert plate == pytest.approx(want, rel=1e-12)
     assert got == pytest.approx(want, rel=1e-12)
     assert prior == pytest.approx(-steps_density(0.0), rel=1e-12)
@@ -113,30 +120,49 @@ def test_one_handler_around_and_in_the_body_multiplies(x64):
         with half:
             scan(body, 0.0, y)
 
-    assert potential(model, {"s": jnp.array(U)}, Y) == pytest.approx(-steps_density(0.25), rel=1e-12)
+    assert potential(model, {"s": jnp.array(U)}, Y) == pytest.approx(
+        -steps_density(0.25), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("wrap", tiered(WRAPS, unit=[tempered_in_body]))
 def test_scan_takes_a_traced_alpha(wrap, x64):
     grid = jnp.array([0.0, 0.1, 1.0])
-    got = jax.jit(jax.vmap(lambda alpha: potential(wrap(alpha), {"s": jnp.array(U)}, Y)))(grid)
-    np.testing.assert_allclose(got, [-steps_density(float(alpha)) for alpha in grid], rtol=1e-12)
+    got = jax.jit(
+        jax.vmap(lambda alpha: potential(wrap(alpha), {"s": jnp.array(U)}, Y))
+    )(grid)
+    np.testing.assert_allclose(
+        got, [-steps_density(float(alpha)) for alpha in grid], rtol=1e-12
+    )
 
 
-@pytest.mark.parametrize("wrap", tiered([tempered_in_body, decorated_body], unit=[decorated_body]))
+@pytest.mark.parametrize(
+    "wrap", tiered([tempered_in_body, decorated_body], unit=[decorated_body])
+)
 def test_a_traced_alpha_in_a_body_leaves_no_tracer_for_an_outer_power(wrap, x64):
-    outer = jax.jit(lambda alpha: potential(nt.temper(wrap(alpha), alpha=0.5), {"s": jnp.array(U)}, Y))
+    outer = jax.jit(
+        lambda alpha: potential(
+            nt.temper(wrap(alpha), alpha=0.5), {"s": jnp.array(U)}, Y
+        )
+    )
     assert outer(0.3) == pytest.approx(-steps_density(0.15), rel=1e-12)
 
 
 def test_a_scan_of_latents_alone_is_prior(x64):
     def walk(y):
-        scan(lambda x, _: (numpyro.sample("x", dist.Normal(x, 1.0)),) * 2, 0.0, None, length=3)
+        scan(
+            lambda x, _: (numpyro.sample("x", dist.Normal(x, 1.0)),) * 2,
+            0.0,
+            None,
+            length=3,
+        )
         numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
 
     x = np.array([0.1, 0.5, -0.2])
     want = stats.norm.logpdf(x, [0.0, 0.1, 0.5]).sum() + ALPHA * stats.norm.logpdf(1.3)
-    assert potential(nt.temper(walk, alpha=ALPHA), {"x": jnp.array(x)}, 1.3) == pytest.approx(-want, rel=1e-12)
+    assert potential(
+        nt.temper(walk, alpha=ALPHA), {"x": jnp.array(x)}, 1.3
+    ) == pytest.approx(-want, rel=1e-12)
 
 
 def state_space(y, length=None):
@@ -160,7 +186,9 @@ def test_state_space_model(x64):
     u, x = 0.4, np.array([0.1, -0.5, 1.5, 1.0])
     models = nt.temper(state_space, alpha=ALPHA), naive_temper(state_space, ALPHA)
     want = -state_space_density(u, x, ALPHA)
-    tempered, naive = jax.jit(lambda params: [potential(m, params, Y) for m in models])({"scale": u, "x": x})
+    tempered, naive = jax.jit(lambda params: [potential(m, params, Y) for m in models])(
+        {"scale": u, "x": x}
+    )
     assert tempered == pytest.approx(want, rel=1e-12)
     assert abs(naive - want) > 0.3
 
@@ -172,8 +200,12 @@ def test_data_conditioned_inside_and_outside_of_a_scan(x64):
     def unobserved():
         state_space(None, length=4)
 
-    inside = nt.temper(handlers.condition(unobserved, data={"y": jnp.array(Y)}), alpha=ALPHA)
-    assert potential(inside, params) == pytest.approx(-state_space_density(u, x, ALPHA), rel=1e-12)
+    inside = nt.temper(
+        handlers.condition(unobserved, data={"y": jnp.array(Y)}), alpha=ALPHA
+    )
+    assert potential(inside, params) == pytest.approx(
+        -state_space_density(u, x, ALPHA), rel=1e-12
+    )
 
 
 @pytest.mark.slow
@@ -230,7 +262,9 @@ def in_cond(first, y):
 
 def in_cond_density(first, u, y, alpha):
     s = np.exp(u)
-    log_lik = stats.norm.logpdf(y, 0.0, s if first else 3.0 * s) + (2.0 * s if first else -s)
+    log_lik = stats.norm.logpdf(y, 0.0, s if first else 3.0 * s) + (
+        2.0 * s if first else -s
+    )
     return stats.halfnorm.logpdf(s) + alpha * log_lik + u
 
 
@@ -260,7 +294,8 @@ COND_WRAPS = [around_cond, branches_with_contexts, decorated_branches]
 @pytest.mark.parametrize(
     ("first", "wrap"),
     tiered(
-        itertools.product([True, False], COND_WRAPS), unit=[(True, around_cond), (False, branches_with_contexts)]
+        itertools.product([True, False], COND_WRAPS),
+        unit=[(True, around_cond), (False, branches_with_contexts)],
     ),
 )
 def test_cond_tempers_the_branch_taken(first, wrap, x64):
@@ -272,7 +307,9 @@ def test_cond_tempers_the_branch_taken(first, wrap, x64):
 @pytest.mark.parametrize("wrap", tiered(COND_WRAPS, unit=[decorated_branches]))
 def test_cond_takes_a_traced_alpha(wrap, x64):
     u, y = 0.4, 1.3
-    got = jax.jit(lambda alpha: potential(wrap(alpha), {"s": jnp.array(u)}, True, y))(ALPHA)
+    got = jax.jit(lambda alpha: potential(wrap(alpha), {"s": jnp.array(u)}, True, y))(
+        ALPHA
+    )
     assert got == pytest.approx(-in_cond_density(True, u, y, ALPHA), rel=1e-12)
 
 
@@ -295,17 +332,27 @@ def scan_in_cond(y):
     cond(True, in_scan, in_scan, y)
 
 
-@pytest.mark.parametrize("model", tiered([scan_in_scan, scan_in_cond], unit=[scan_in_cond]))
+@pytest.mark.parametrize(
+    "model", tiered([scan_in_scan, scan_in_cond], unit=[scan_in_cond])
+)
 def test_nested_control_flow_equals_the_plate(model, x64):
     nested = model is scan_in_scan
     y = jnp.array(Y).reshape(2, 2) if nested else jnp.array(Y)
     u = np.zeros((2, 2)) if nested else np.zeros(4)
     want = -(stats.halfnorm.logpdf(1.0) + ALPHA * (stats.norm.logpdf(Y) + 2.0)).sum()
-    assert potential(nt.temper(model, alpha=ALPHA), {"s": u}, y) == pytest.approx(want, rel=1e-12)
+    assert potential(nt.temper(model, alpha=ALPHA), {"s": u}, y) == pytest.approx(
+        want, rel=1e-12
+    )
     # The scales are those of a trace without values.
     trace = {}
-    jax.eval_shape(lambda: trace.update(trace_of(nt.temper(model, alpha=ALPHA, factors=False), y)))
-    assert (trace["y"]["scale"], trace["bonus"]["scale"], trace["s"]["scale"]) == (ALPHA, None, None)
+    jax.eval_shape(
+        lambda: trace.update(trace_of(nt.temper(model, alpha=ALPHA, factors=False), y))
+    )
+    assert (trace["y"]["scale"], trace["bonus"]["scale"], trace["s"]["scale"]) == (
+        ALPHA,
+        None,
+        None,
+    )
 
 
 def test_a_cond_in_a_scan_is_tempered_as_numpyro_has_it(x64):
@@ -319,9 +366,14 @@ def test_a_cond_in_a_scan_is_tempered_as_numpyro_has_it(x64):
         scan(body, 0.0, y)
 
     s = np.exp(U)
-    log_lik = stats.norm.logpdf(Y, 0.0, np.where(Y > 0, s, 3.0 * s)) + np.where(Y > 0, 2.0 * s, -s)
+    log_lik = stats.norm.logpdf(Y, 0.0, np.where(Y > 0, s, 3.0 * s)) + np.where(
+        Y > 0, 2.0 * s, -s
+    )
     params = {"s": jnp.array(U)}
     bayes, tempered = jax.jit(
-        lambda params: [potential(m, params, jnp.array(Y)) for m in (model, nt.temper(model, alpha=ALPHA))]
+        lambda params: [
+            potential(m, params, jnp.array(Y))
+            for m in (model, nt.temper(model, alpha=ALPHA))
+        ]
     )(params)
     assert tempered - bayes == pytest.approx((1.0 - ALPHA) * log_lik.sum(), rel=1e-12)

@@ -37,7 +37,9 @@ def parallel():
 def mixture(y, marked=True):
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
     with numpyro.plate("n", len(y)):
-        z = numpyro.sample("z", dist.Categorical(weights()), infer=parallel() if marked else None)
+        z = numpyro.sample(
+            "z", dist.Categorical(weights()), infer=parallel() if marked else None
+        )
         numpyro.sample("y", dist.Normal(mu * z, 1.0), obs=y)
 
 
@@ -45,7 +47,9 @@ def marginal_mixture(y):
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
     parts = dist.Normal(jnp.stack([0.0 * mu, mu]), 1.0)
     with numpyro.plate("n", len(y)):
-        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(weights()), parts), obs=y)
+        numpyro.sample(
+            "y", dist.MixtureSameFamily(dist.Categorical(weights()), parts), obs=y
+        )
 
 
 def global_switch(y):
@@ -60,7 +64,9 @@ def chain(y):
 
     def transition(state, y_t):
         probs = jnp.array([[0.9, 0.1], [0.2, 0.8]])
-        state = numpyro.sample("state", dist.Categorical(probs[state]), infer=parallel())
+        state = numpyro.sample(
+            "state", dist.Categorical(probs[state]), infer=parallel()
+        )
         numpyro.sample("y", dist.Normal(2.0 * state, scale), obs=y_t)
         return state, None
 
@@ -72,11 +78,17 @@ REFUSED = r"enumerated local latent '{}'.*temper\(marginalize\(model\), alpha\)"
 
 def trace_nuts(model, y=Y):
     """Abstractly: what is refused is not computed."""
-    jax.eval_shape(lambda: NUTS(model).init(jax.random.key(0), 1, None, (jnp.asarray(y),), {}) and None)
+    jax.eval_shape(
+        lambda: (
+            NUTS(model).init(jax.random.key(0), 1, None, (jnp.asarray(y),), {}) and None
+        )
+    )
 
 
 def run_nuts(model, y=Y):
-    MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0), jnp.asarray(y))
+    MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False).run(
+        jax.random.key(0), jnp.asarray(y)
+    )
 
 
 @pytest.fixture(params=[trace_nuts, pytest.param(run_nuts, marks=pytest.mark.full)])
@@ -87,22 +99,41 @@ def set_up(request):
 @pytest.fixture(params=["abstract", pytest.param("computed", marks=pytest.mark.full)])
 def call(request):
     """By default what a function does is traced and not computed."""
-    return (lambda f: jax.eval_shape(lambda: (f(), None)[1])) if request.param == "abstract" else lambda f: f()
+    return (
+        (lambda f: jax.eval_shape(lambda: (f(), None)[1]))
+        if request.param == "abstract"
+        else lambda f: f()
+    )
 
 
-@pytest.mark.filterwarnings("ignore:Some algorithms will automatically enumerate:FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Some algorithms will automatically enumerate:FutureWarning"
+)
 @pytest.mark.parametrize(
     "wrap",
     [
         lambda alpha: nt.temper(mixture, alpha=alpha),
         # NUTS and TraceEnum_ELBO configure what the model does not.
         lambda alpha: nt.temper(lambda y: mixture(y, marked=False), alpha=alpha),
-        lambda alpha: nt.temper(config_enumerate(lambda y: mixture(y, marked=False)), alpha=alpha),
-        lambda alpha: config_enumerate(nt.temper(lambda y: mixture(y, marked=False), alpha=alpha)),
-        lambda alpha: handlers.scope(nt.temper(mixture, alpha=alpha), prefix="a", divider="."),
+        lambda alpha: nt.temper(
+            config_enumerate(lambda y: mixture(y, marked=False)), alpha=alpha
+        ),
+        lambda alpha: config_enumerate(
+            nt.temper(lambda y: mixture(y, marked=False), alpha=alpha)
+        ),
+        lambda alpha: handlers.scope(
+            nt.temper(mixture, alpha=alpha), prefix="a", divider="."
+        ),
         lambda alpha: nt.temper(mixture, {"y": alpha}),
     ],
-    ids=["marked", "unmarked", "configured inside", "configured outside", "scoped", "mapping"],
+    ids=[
+        "marked",
+        "unmarked",
+        "configured inside",
+        "configured outside",
+        "scoped",
+        "mapping",
+    ],
 )
 def test_an_enumerated_local_latent_is_refused(set_up, wrap):
     for alpha in (0.3, 0.0):
@@ -112,7 +143,11 @@ def test_an_enumerated_local_latent_is_refused(set_up, wrap):
 
 def test_an_enumerated_local_latent_without_a_power_is_not_refused(call):
     for model in (nt.temper(mixture, alpha=1.0), nt.temper(mixture, {"y": 1.0})):
-        call(lambda model=model: initialize_model(jax.random.key(0), model, model_args=(Y,)))
+        call(
+            lambda model=model: initialize_model(
+                jax.random.key(0), model, model_args=(Y,)
+            )
+        )
 
 
 def test_an_enumerated_local_latent_in_a_plate_around_the_handler_is_refused(set_up):
@@ -139,15 +174,22 @@ def test_an_enumerated_local_latent_is_refused_under_svi(call):
 
 
 def test_an_enumerated_chain_in_a_scan_is_refused(set_up):
-    with pytest.raises(ValueError, match=r"^temper met the.*enumerated local latent.*its own, declare it"):
+    with pytest.raises(
+        ValueError,
+        match=r"^temper met the.*enumerated local latent.*its own, declare it",
+    ):
         set_up(nt.temper(chain, alpha=0.5), [0.1, 1.9, 2.2])
 
 
 def test_summed_out_local_latent_is_tempered_outside_of_the_sum(x64):
     mu = 0.8
-    parts = np.log(WEIGHTS) + np.stack([stats.norm.logpdf(Y), stats.norm.logpdf(Y, mu)], axis=-1)
+    parts = np.log(WEIGHTS) + np.stack(
+        [stats.norm.logpdf(Y), stats.norm.logpdf(Y, mu)], axis=-1
+    )
     want = stats.norm.logpdf(mu) + 0.3 * logsumexp(parts, axis=-1).sum()
-    got = jax.jit(lambda mu: potential(nt.temper(marginal_mixture, alpha=0.3), {"mu": mu}, Y))(mu)
+    got = jax.jit(
+        lambda mu: potential(nt.temper(marginal_mixture, alpha=0.3), {"mu": mu}, Y)
+    )(mu)
     assert got == pytest.approx(-want, rel=1e-12)
 
 
@@ -155,7 +197,9 @@ def test_summed_out_local_latent_is_tempered_outside_of_the_sum(x64):
 def test_global_discrete_latent_is_summed_after_the_power(alpha, x64):
     @jax.jit
     def run(u):
-        info = initialize_model(jax.random.key(0), nt.temper(global_switch, alpha=alpha), model_args=(Y,))
+        info = initialize_model(
+            jax.random.key(0), nt.temper(global_switch, alpha=alpha), model_args=(Y,)
+        )
         return info.potential_fn({"s": u})
 
     u = 0.4

@@ -12,7 +12,14 @@ from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
 from numpyro.primitives import Messenger, get_mask
 from scipy import stats
-from tempered_models import density, naive_temper, positive, positive_density, potential, trace_of
+from tempered_models import (
+    density,
+    naive_temper,
+    positive,
+    positive_density,
+    potential,
+    trace_of,
+)
 
 import numpyro_tempered as nt
 
@@ -27,7 +34,13 @@ def with_factors(y):
 
 @pytest.mark.parametrize(
     ("factors", "log_det", "bonus"),
-    [(True, 0.1, 0.1), (False, 1, 1), (["_s_log_det_"], 0.1, 1), ({"bonus"}, 1, 0.1), ((), 1, 1)],
+    [
+        (True, 0.1, 0.1),
+        (False, 1, 1),
+        (["_s_log_det_"], 0.1, 1),
+        ({"bonus"}, 1, 0.1),
+        ((), 1, 1),
+    ],
     ids=str,
 )
 def test_factors_of_the_user_follow_the_policy(factors, log_det, bonus, x64):
@@ -52,7 +65,10 @@ def test_the_policy_is_that_of_each_handler(x64):
     inner = nt.temper(with_factors, alpha=0.1, factors=["bonus"])
     both = nt.temper(inner, alpha=0.5, factors=["bonus"])
     trace = trace_of(both, 1.3)
-    assert (trace["_s_log_det_"]["scale"], trace["bonus"]["scale"]) == (None, pytest.approx(0.05))
+    assert (trace["_s_log_det_"]["scale"], trace["bonus"]["scale"]) == (
+        None,
+        pytest.approx(0.05),
+    )
     assert trace["y"]["scale"] == pytest.approx(0.05)
 
 
@@ -66,7 +82,9 @@ def test_a_batched_factor_in_a_plate_is_scaled_by_both(x64):
     def run():
         # The rows drawn are the same with and without the handler.
         rows = trace_of(model)["n"]["value"]
-        return rows, density(handlers.seed(nt.temper(model, alpha=0.3), 0), {"theta": 0.7, "n": rows})
+        return rows, density(
+            handlers.seed(nt.temper(model, alpha=0.3), 0), {"theta": 0.7, "n": rows}
+        )
 
     rows, got = run()
     want = stats.norm.logpdf(0.7) - 0.3 * 4.0 * ((0.7 - np.asarray(rows)) ** 2).sum()
@@ -81,7 +99,9 @@ def test_masked_factors(x64):
 
     for policy, power in ((True, 0.3), (False, 1.0)):
         got = density(nt.temper(model, alpha=0.3, factors=policy), {"theta": 0.7})
-        assert got == pytest.approx(stats.norm.logpdf(0.7) - power * 0.7 * 3.0, rel=1e-12)
+        assert got == pytest.approx(
+            stats.norm.logpdf(0.7) - power * 0.7 * 3.0, rel=1e-12
+        )
 
 
 def test_a_factor_of_a_part_under_scope_is_the_users(x64):
@@ -92,11 +112,17 @@ def test_a_factor_of_a_part_under_scope_is_the_users(x64):
     u, y = 0.4, np.array([1.3])
     s = np.exp(u)
     want = -(positive_density(s, y, 0.1) + u - 0.1 * s)
-    for model in (nt.temper(whole, alpha=0.1), handlers.scope(nt.temper(with_factors, alpha=0.1), prefix="part")):
+    for model in (
+        nt.temper(whole, alpha=0.1),
+        handlers.scope(nt.temper(with_factors, alpha=0.1), prefix="part"),
+    ):
         assert potential(model, {"part/s": u}, y) == pytest.approx(want, rel=1e-12)
     # Names are those that the handler sees.
     trace = trace_of(nt.temper(whole, alpha=0.1, factors=["part/bonus"]), y)
-    assert (trace["part/bonus"]["scale"], trace["part/_s_log_det_"]["scale"]) == (0.1, None)
+    assert (trace["part/bonus"]["scale"], trace["part/_s_log_det_"]["scale"]) == (
+        0.1,
+        None,
+    )
 
 
 def test_a_factor_from_the_initialiser_of_a_param_is_the_models():
@@ -117,7 +143,12 @@ def test_a_factor_that_another_handler_emits_is_prior():
                 numpyro.factor(f"{msg['name']}_penalty", -1.0)
 
     def in_scan():
-        scan(lambda c, _: (numpyro.sample("x", dist.Normal(c)), None), 0.0, None, length=3)
+        scan(
+            lambda c, _: (numpyro.sample("x", dist.Normal(c)), None),
+            0.0,
+            None,
+            length=3,
+        )
 
     for wrap in (
         lambda model: nt.temper(penalise(model), alpha=0.1),
@@ -126,7 +157,12 @@ def test_a_factor_that_another_handler_emits_is_prior():
         assert trace_of(wrap(positive), 1.3)["s_penalty"]["scale"] is None
     inside = trace_of(
         nt.temper(
-            lambda: scan(penalise(lambda c, _: (numpyro.sample("x", dist.Normal(c)), None)), 0.0, None, length=3),
+            lambda: scan(
+                penalise(lambda c, _: (numpyro.sample("x", dist.Normal(c)), None)),
+                0.0,
+                None,
+                length=3,
+            ),
             alpha=0.1,
         )
     )
@@ -134,7 +170,9 @@ def test_a_factor_that_another_handler_emits_is_prior():
 
 
 def test_a_factor_that_the_model_does_not_have_is_refused():
-    with pytest.raises(ValueError, match=r"^the model has.*no sites \['bonsu'\].*are factors"):
+    with pytest.raises(
+        ValueError, match=r"^the model has.*no sites \['bonsu'\].*are factors"
+    ):
         trace_of(nt.temper(with_factors, alpha=0.1, factors=["bonsu"]), 1.3)
 
 
@@ -142,9 +180,13 @@ def test_a_misspelt_name_is_refused_where_factors_are_the_only_data():
     def model():
         numpyro.factor("loss", -(numpyro.sample("theta", dist.Normal()) ** 2))
 
-    with pytest.raises(ValueError, match=r"^the model has.*no sites \['los'\].*\['loss'\] are factors"):
+    with pytest.raises(
+        ValueError, match=r"^the model has.*no sites \['los'\].*\['loss'\] are factors"
+    ):
         trace_of(nt.temper(model, alpha=0.1, factors=["los"]))
-    assert trace_of(nt.temper(model, alpha=0.1, factors=["loss"]))["loss"]["scale"] == 0.1
+    assert (
+        trace_of(nt.temper(model, alpha=0.1, factors=["loss"]))["loss"]["scale"] == 0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,13 +227,19 @@ def test_svi_counts_factors_by_the_policy(x64):
             return svi.get_params(state)["theta_auto_loc"], svi.evaluate(state)
 
         theta, loss = map(float, run())
-        assert loss == pytest.approx(-(stats.norm.logpdf(theta) + power * 2.0 * theta), rel=1e-12)
+        assert loss == pytest.approx(
+            -(stats.norm.logpdf(theta) + power * 2.0 * theta), rel=1e-12
+        )
 
 
 @pytest.fixture(params=["abstract", pytest.param("computed", marks=pytest.mark.full)])
 def call(request):
     """By default what a function does is traced and not computed."""
-    return (lambda f: jax.eval_shape(lambda: (f(), None)[1])) if request.param == "abstract" else lambda f: f()
+    return (
+        (lambda f: jax.eval_shape(lambda: (f(), None)[1]))
+        if request.param == "abstract"
+        else lambda f: f()
+    )
 
 
 def test_a_collapsed_factor_is_refused(call):
@@ -205,5 +253,8 @@ def test_a_collapsed_factor_is_refused(call):
     trace = {}
     call(lambda: trace.update(trace_of(nt.temper(collapsed, alpha=1.0), 7)))
     assert any(isinstance(site.get("fn"), dist.Unit) for site in trace.values())
-    with pytest.raises(ValueError, match=r"^temper met the factor.*handlers\.collapse.*latents in the model"):
+    with pytest.raises(
+        ValueError,
+        match=r"^temper met the factor.*handlers\.collapse.*latents in the model",
+    ):
         call(lambda: trace_of(nt.temper(collapsed, alpha=0.5), 7))

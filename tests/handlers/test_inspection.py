@@ -8,7 +8,11 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import Predictive, log_likelihood
-from numpyro.infer.inspect import generate_graph_specification, get_dependencies, get_model_relations
+from numpyro.infer.inspect import (
+    generate_graph_specification,
+    get_dependencies,
+    get_model_relations,
+)
 from numpyro.infer.util import constrain_fn, unconstrain_fn
 from tempered_models import Y, normal, positive
 
@@ -50,18 +54,26 @@ POWERS = [
 
 @pytest.mark.parametrize("wrap", POWERS)
 def test_relations_are_those_of_the_undecorated_model(wrap):
-    plain, tempered = (get_model_relations(m, model_args=(Y,)) for m in (everything, wrap(everything)))
+    plain, tempered = (
+        get_model_relations(m, model_args=(Y,)) for m in (everything, wrap(everything))
+    )
     assert tempered == plain
     # Of the factor too, which is observed and depends on its latent.
     assert tempered["observed"] == ["bonus", "y"]
     assert tempered["sample_sample"]["bonus"] == ["mu"]
-    assert tempered["sample_dist"] | {"y": "Normal", "bonus": "Unit"} == tempered["sample_dist"]
+    assert (
+        tempered["sample_dist"] | {"y": "Normal", "bonus": "Unit"}
+        == tempered["sample_dist"]
+    )
     assert generate_graph_specification(tempered) == generate_graph_specification(plain)
 
 
 def test_relations_of_the_prior_alone():
     """At alpha = 0 the data hang on nothing; sites, plates and what is observed stay."""
-    plain, prior = (get_model_relations(m, model_args=(Y,)) for m in (everything, nt.temper(everything, alpha=0)))
+    plain, prior = (
+        get_model_relations(m, model_args=(Y,))
+        for m in (everything, nt.temper(everything, alpha=0))
+    )
     for key in ("sample_dist", "plate_sample", "observed", "param_constraint"):
         assert prior[key] == plain[key]
     assert prior["sample_sample"]["s"] == plain["sample_sample"]["s"]
@@ -69,13 +81,18 @@ def test_relations_of_the_prior_alone():
 
 @pytest.mark.parametrize("model", [normal, positive])
 def test_dependencies_are_those_of_the_undecorated_model(model):
-    plain, tempered = (get_dependencies(m, model_args=(Y,)) for m in (model, nt.temper(model, alpha=0.3)))
+    plain, tempered = (
+        get_dependencies(m, model_args=(Y,))
+        for m in (model, nt.temper(model, alpha=0.3))
+    )
     assert tempered == plain
     assert plain["posterior_dependencies"]
 
 
 def test_relations_of_a_model_without_its_data():
-    plain, tempered = (get_model_relations(m) for m in (everything, nt.temper(everything, alpha=0.3)))
+    plain, tempered = (
+        get_model_relations(m) for m in (everything, nt.temper(everything, alpha=0.3))
+    )
     assert tempered == plain
     assert tempered["observed"] == ["bonus"]
 
@@ -83,7 +100,9 @@ def test_relations_of_a_model_without_its_data():
 def test_render_model():
     pytest.importorskip("graphviz")
     plain, tempered = (
-        numpyro.render_model(m, model_args=(Y,), render_distributions=True, render_params=True)
+        numpyro.render_model(
+            m, model_args=(Y,), render_distributions=True, render_params=True
+        )
         for m in (everything, nt.temper(everything, alpha=0.3))
     )
     assert tempered.source == plain.source
@@ -92,9 +111,15 @@ def test_render_model():
 @pytest.mark.parametrize("alpha", [0.3, 2.0])
 @pytest.mark.parametrize("model", [normal, scanned])
 def test_log_likelihood_is_untempered(model, alpha):
-    draws = {"theta": jnp.array([0.1, 0.7])} if model is normal else {"s": jnp.ones(2), "x": jnp.ones((2, 4))}
+    draws = (
+        {"theta": jnp.array([0.1, 0.7])}
+        if model is normal
+        else {"s": jnp.ones(2), "x": jnp.ones((2, 4))}
+    )
     y = jnp.asarray(Y)
-    plain, tempered = (log_likelihood(m, draws, y)["y"] for m in (model, nt.temper(model, alpha=alpha)))
+    plain, tempered = (
+        log_likelihood(m, draws, y)["y"] for m in (model, nt.temper(model, alpha=alpha))
+    )
     np.testing.assert_array_equal(tempered, plain)
 
 
@@ -108,7 +133,9 @@ def test_log_likelihood_of_the_prior_alone():
 
 
 @pytest.mark.parametrize(
-    "model_args", [(), pytest.param((Y,), marks=pytest.mark.full)], ids=["without data", "with data"]
+    "model_args",
+    [(), pytest.param((Y,), marks=pytest.mark.full)],
+    ids=["without data", "with data"],
 )
 @pytest.mark.parametrize("alpha", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_predictions_do_not_know_of_the_power(alpha, model_args, key):
@@ -119,7 +146,10 @@ def test_predictions_do_not_know_of_the_power(alpha, model_args, key):
     def run(key):
         return [
             [predictive(m)(key, *model_args) for m in (everything, tempered)]
-            for predictive in (lambda m: Predictive(m, num_samples=3), lambda m: Predictive(m, samples))
+            for predictive in (
+                lambda m: Predictive(m, num_samples=3),
+                lambda m: Predictive(m, samples),
+            )
         ]
 
     for plain, other in run(key):
@@ -137,7 +167,9 @@ def test_predictions_through_a_scan(key):
         scan(body, 0.0, None, length=4)
 
     samples = {"x": jnp.arange(12.0).reshape(3, 4)}
-    plain, tempered = (Predictive(m, samples)(key) for m in (model, nt.temper(model, alpha=0.3)))
+    plain, tempered = (
+        Predictive(m, samples)(key) for m in (model, nt.temper(model, alpha=0.3))
+    )
     np.testing.assert_array_equal(plain["y"], tempered["y"])
 
 
@@ -146,7 +178,9 @@ def test_the_way_between_constrained_and_unconstrained(x64):
     for model in (positive, nt.temper(positive, alpha=0.3)):
         there = unconstrain_fn(model, (Y,), {}, params)
         assert there["s"] == pytest.approx(np.log(1.3), rel=1e-12)
-        assert constrain_fn(model, (Y,), {}, there)["s"] == pytest.approx(1.3, rel=1e-12)
+        assert constrain_fn(model, (Y,), {}, there)["s"] == pytest.approx(
+            1.3, rel=1e-12
+        )
 
 
 def test_the_result_of_the_model_is_handed_on():
@@ -160,4 +194,6 @@ def test_the_result_of_the_model_is_handed_on():
         tempered = nt.temper(model, alpha=0.3)(1.0)
     assert plain == tempered
     # Without any handler around, a model is a sampler of its own.
-    assert jax.numpy.isfinite(nt.temper(lambda: numpyro.sample("y", dist.Normal(), obs=0.5), alpha=0.3)())
+    assert jax.numpy.isfinite(
+        nt.temper(lambda: numpyro.sample("y", dist.Normal(), obs=0.5), alpha=0.3)()
+    )

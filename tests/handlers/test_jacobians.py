@@ -25,17 +25,26 @@ def test_jacobians_are_not_tempered(x64):
     y, alpha = np.array([1.3]), 0.1
     for u in (-1.5, 0.0, 0.4, 2.0):
         want = -(positive_density(np.exp(u), y, alpha) + u)
-        assert potential(nt.temper(positive, alpha=alpha), {"s": u}, y) == pytest.approx(want, rel=1e-12)
+        assert potential(
+            nt.temper(positive, alpha=alpha), {"s": u}, y
+        ) == pytest.approx(want, rel=1e-12)
         outside = handlers.scope(nt.temper(positive, alpha=alpha), prefix="a")
         for model in (nt.temper(scoped, alpha=alpha), outside):
             assert potential(model, {"a/s": u}, y) == pytest.approx(want, rel=1e-12)
         # The test would see the naive handler.
         if u != 0.0:
-            assert abs(potential(naive_temper(positive, alpha), {"s": u}, y) - want) > 0.3
+            assert (
+                abs(potential(naive_temper(positive, alpha), {"s": u}, y) - want) > 0.3
+            )
 
 
 SUPPORTS = {
-    "positive": (lambda: dist.Gamma(2.0, 1.5), stats.gamma(2.0, scale=1 / 1.5), np.exp, lambda u: u),
+    "positive": (
+        lambda: dist.Gamma(2.0, 1.5),
+        stats.gamma(2.0, scale=1 / 1.5),
+        np.exp,
+        lambda u: u,
+    ),
     "unit interval": (
         lambda: dist.Beta(2.0, 3.0),
         stats.beta(2.0, 3.0),
@@ -67,7 +76,11 @@ def test_jacobian_of_each_support(support, x64):
 
     u, alpha = 0.7, 0.1
     theta = constrain(u)
-    want = reference.logpdf(theta) + alpha * stats.norm.logpdf(1.1, theta, 0.8) + log_jacobian(u)
+    want = (
+        reference.logpdf(theta)
+        + alpha * stats.norm.logpdf(1.1, theta, 0.8)
+        + log_jacobian(u)
+    )
     models = nt.temper(model, alpha=alpha), naive_temper(model, alpha)
     tempered, naive = jax.jit(lambda u: [potential(m, {"theta": u}) for m in models])(u)
     assert tempered == pytest.approx(-want, rel=1e-10)
@@ -87,18 +100,27 @@ def test_jacobian_of_a_simplex_in_a_plate(x64):
     log_jacobian = float(transform.log_abs_det_jacobian(u, p).sum())
     p = np.asarray(p, float)
     log_prior = sum(stats.dirichlet.logpdf(q / q.sum(), [1.5, 2.0, 0.7]) for q in p)
-    log_lik = sum(stats.multinomial.logpmf(c, c.sum(), q / q.sum()) for c, q in zip(counts, p, strict=True))
+    log_lik = sum(
+        stats.multinomial.logpmf(c, c.sum(), q / q.sum())
+        for c, q in zip(counts, p, strict=True)
+    )
     want = -(log_prior + 0.1 * log_lik + log_jacobian)
-    assert potential(nt.temper(model, alpha=0.1), {"p": u}, counts) == pytest.approx(want, rel=1e-10)
+    assert potential(nt.temper(model, alpha=0.1), {"p": u}, counts) == pytest.approx(
+        want, rel=1e-10
+    )
     assert abs(potential(naive_temper(model, 0.1), {"p": u}, counts) - want) > 0.3
 
 
 def test_prior_only_potential_keeps_the_jacobian(x64):
     u = 0.7
     prior = -(stats.halfnorm.logpdf(np.exp(u)) + u)
-    assert potential(nt.temper(positive, alpha=0.0), {"s": u}, Y) == pytest.approx(prior, rel=1e-12)
+    assert potential(nt.temper(positive, alpha=0.0), {"s": u}, Y) == pytest.approx(
+        prior, rel=1e-12
+    )
     # Hiding what is observed hides the Jacobian too, which goes through the whole stack.
-    blocked = handlers.block(positive, hide_fn=lambda site: site.get("is_observed", False))
+    blocked = handlers.block(
+        positive, hide_fn=lambda site: site.get("is_observed", False)
+    )
     assert potential(blocked, {"s": u}, Y) == pytest.approx(prior + u, rel=1e-12)
 
 
@@ -108,14 +130,18 @@ def mean_by_quadrature(y, alpha, extra=0.0):
     def weight(s, k):
         return s ** (k + extra) * np.exp(positive_density(s, y, alpha))
 
-    mass, first = (integrate.quad(weight, 1e-9, 12.0, args=(k,), limit=400)[0] for k in (0, 1))
+    mass, first = (
+        integrate.quad(weight, 1e-9, 12.0, args=(k,), limit=400)[0] for k in (0, 1)
+    )
     return first / mass
 
 
 def mean_under_potential(model, y):
     """E[s] under exp(-potential) on the log scale, which is what NUTS samples."""
     grid = np.linspace(-14.0, 4.0, 4001)
-    energy = np.asarray(jax.jit(jax.vmap(lambda u: potential(model, {"s": u}, y)))(grid))
+    energy = np.asarray(
+        jax.jit(jax.vmap(lambda u: potential(model, {"s": u}, y)))(grid)
+    )
     return np.sum(special.softmax(-energy) * np.exp(grid))
 
 
@@ -130,13 +156,19 @@ def test_known_answer_of_the_half_normal(x64):
     wrong = mean_by_quadrature(KNOWN_Y, 0.1, extra=-0.9)
     assert exact == pytest.approx(KNOWN_MEAN, abs=5e-4)
     assert wrong == pytest.approx(KNOWN_NAIVE, abs=5e-4)
-    assert mean_under_potential(nt.temper(positive, alpha=0.1), KNOWN_Y) == pytest.approx(exact, rel=1e-7)
+    assert mean_under_potential(
+        nt.temper(positive, alpha=0.1), KNOWN_Y
+    ) == pytest.approx(exact, rel=1e-7)
     # The grid ends at 1e-6, where the wrong density has not quite vanished.
-    assert mean_under_potential(naive_temper(positive, 0.1), KNOWN_Y) == pytest.approx(wrong, rel=1e-4)
+    assert mean_under_potential(naive_temper(positive, 0.1), KNOWN_Y) == pytest.approx(
+        wrong, rel=1e-4
+    )
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("chain_method", ["vectorized", pytest.param("sequential", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "chain_method", ["vectorized", pytest.param("sequential", marks=pytest.mark.slow)]
+)
 def test_nuts_samples_the_tempered_posterior(chain_method):
     mcmc = MCMC(
         NUTS(nt.temper(positive, alpha=0.1)),
@@ -168,7 +200,9 @@ def test_svi_and_nuts_have_one_target(x64):
         params = {**svi.get_params(state), "s_auto_loc": loc, "s_auto_scale": scale}
         loss = svi.loss.loss(jax.random.key(1), params, model, guide, KNOWN_Y)
         energies = (
-            jax.vmap(lambda u, target=target: potential(target, {"s": u}, KNOWN_Y))(loc + scale * z)
+            jax.vmap(lambda u, target=target: potential(target, {"s": u}, KNOWN_Y))(
+                loc + scale * z
+            )
             for target in (model, naive_temper(positive, 0.1))
         )
         return loss, *energies

@@ -66,10 +66,18 @@ KEEPERS = [AutoLaplaceApproximation, pytest.param(AutoDAIS, marks=pytest.mark.sl
 @pytest.mark.parametrize("keeper", KEEPERS)
 def test_a_guide_on_the_untempered_model_is_refused(start, keeper):
     tempered = nt.temper(model, alpha=0.1)
-    for target in (tempered, nt.temper(tempered, alpha=0.5), nt.temper(model, {"y": 0.1})):
-        with pytest.raises(ValueError, match=rf"{keeper.__name__} keeps a model without alpha"):
+    for target in (
+        tempered,
+        nt.temper(tempered, alpha=0.5),
+        nt.temper(model, {"y": 0.1}),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"{keeper.__name__} keeps a model without alpha"
+        ):
             start(target, keeper(model), DATA)
-    with pytest.raises(ValueError, match=r"keeps a model without alpha = 0\.5.*that SVI is given"):
+    with pytest.raises(
+        ValueError, match=r"keeps a model without alpha = 0\.5.*that SVI is given"
+    ):
         start(nt.temper(tempered, alpha=0.5), keeper(tempered), DATA)
     # Without a power nothing is lost.
     start(nt.temper(model, alpha=1.0), keeper(model), DATA)
@@ -121,7 +129,12 @@ def model_with_context(y):
 
 def test_a_guide_on_a_model_that_tempers_inside_is_not_refused(start):
     tempered = nt.temper(model, alpha=0.1)
-    for target in (model_of_parts, model_with_context, lambda y: tempered(y), functools.partial(tempered)):
+    for target in (
+        model_of_parts,
+        model_with_context,
+        lambda y: tempered(y),
+        functools.partial(tempered),
+    ):
         start(target, AutoLaplaceApproximation(target), DATA)
 
 
@@ -134,7 +147,9 @@ def test_a_list_of_guides_is_looked_into(start):
     tempered = nt.temper(model, alpha=0.1)
     parts = AutoGuideList(tempered)
     parts.append(AutoLaplaceApproximation(model))
-    with pytest.raises(ValueError, match=r"keeps a model without alpha.*that SVI is given"):
+    with pytest.raises(
+        ValueError, match=r"keeps a model without alpha.*that SVI is given"
+    ):
         start(tempered, parts, DATA)
 
 
@@ -146,9 +161,17 @@ def test_laplace_has_the_tempered_width(x64):
 
     def scale(target):
         guide = AutoLaplaceApproximation(target)
-        SVI(target, guide, numpyro.optim.Adam(0.1), Trace_ELBO()).init(jax.random.key(0), DATA)
+        SVI(target, guide, numpyro.optim.Adam(0.1), Trace_ELBO()).init(
+            jax.random.key(0), DATA
+        )
         return guide.get_transform(params).scale_tril
 
-    right, wrong = (np.asarray(jax.jit(scale, static_argnums=0)(target)) for target in (tempered, model))
+    right, wrong = (
+        np.asarray(jax.jit(scale, static_argnums=0)(target))
+        for target in (tempered, model)
+    )
     assert float(right[0, 0]) == pytest.approx(sd, rel=1e-10)
-    assert (round(float(right[0, 0]), 3), round(float(wrong[0, 0]), 3)) == (0.447, 0.141)
+    assert (round(float(right[0, 0]), 3), round(float(wrong[0, 0]), 3)) == (
+        0.447,
+        0.141,
+    )

@@ -31,10 +31,20 @@ def switch_moments(jacobian=0.0):
 
     def weight(s, k, power):
         log_lik = stats.norm.logpdf(Y, 2.0 * k, s).sum()
-        return s ** (power + jacobian) * WEIGHTS[k] * np.exp(stats.halfnorm.logpdf(s) + ALPHA * log_lik)
+        return (
+            s ** (power + jacobian)
+            * WEIGHTS[k]
+            * np.exp(stats.halfnorm.logpdf(s) + ALPHA * log_lik)
+        )
 
     parts = np.array(
-        [[integrate.quad(weight, 1e-9, 12.0, args=(k, p), limit=400)[0] for p in (0, 1)] for k in (0, 1)]
+        [
+            [
+                integrate.quad(weight, 1e-9, 12.0, args=(k, p), limit=400)[0]
+                for p in (0, 1)
+            ]
+            for k in (0, 1)
+        ]
     )
     return parts[:, 1].sum() / parts[:, 0].sum(), parts[1, 0] / parts[:, 0].sum()
 
@@ -42,7 +52,10 @@ def switch_moments(jacobian=0.0):
 def draws(kernel, *args, num_samples=4000):
     mcmc = MCMC(kernel, num_warmup=500, num_samples=num_samples, progress_bar=False)
     mcmc.run(jax.random.key(5), *args)
-    return {name: np.asarray(x, float) for name, x in mcmc.get_samples(group_by_chain=True).items()}
+    return {
+        name: np.asarray(x, float)
+        for name, x in mcmc.get_samples(group_by_chain=True).items()
+    }
 
 
 def agrees(x, want):
@@ -55,7 +68,9 @@ def agrees(x, want):
     [
         lambda model: DiscreteHMCGibbs(NUTS(model)),
         lambda model: DiscreteHMCGibbs(NUTS(model), modified=True),
-        lambda model: MixedHMC(HMC(model, trajectory_length=1.5), num_discrete_updates=5),
+        lambda model: MixedHMC(
+            HMC(model, trajectory_length=1.5), num_discrete_updates=5
+        ),
     ],
     ids=["DiscreteHMCGibbs", "modified", "MixedHMC"],
 )
@@ -82,10 +97,15 @@ def test_gibbs_with_a_conditional_of_the_user():
 
     def conditional(rng_key, gibbs_sites, hmc_sites):
         precision = ALPHA * len(Y) / hmc_sites["s"] ** 2
-        mean, sd = precision * Y.mean() / (1.0 + precision), 1.0 / jnp.sqrt(1.0 + precision)
+        mean, sd = (
+            precision * Y.mean() / (1.0 + precision),
+            1.0 / jnp.sqrt(1.0 + precision),
+        )
         return {"mu": mean + sd * jax.random.normal(rng_key)}
 
-    kernel = HMCGibbs(NUTS(nt.temper(model, alpha=ALPHA)), gibbs_fn=conditional, gibbs_sites=["mu"])
+    kernel = HMCGibbs(
+        NUTS(nt.temper(model, alpha=ALPHA)), gibbs_fn=conditional, gibbs_sites=["mu"]
+    )
     sampled = draws(kernel, jnp.asarray(Y), num_samples=8000)
 
     def moment(power, jacobian=0.0):
@@ -109,14 +129,20 @@ def subsampled(y):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("alpha", tiered([0.1, 0.0, {"y": 0.1}], unit=[{"y": 0.1}]), ids=str)
+@pytest.mark.parametrize(
+    "alpha", tiered([0.1, 0.0, {"y": 0.1}], unit=[{"y": 0.1}]), ids=str
+)
 def test_energy_conserving_subsampling_is_refused(alpha):
     def run(alpha):
         proxy = HMCECS.taylor_proxy({"theta": jnp.array(0.0)})
         kernel = HMCECS(NUTS(nt.temper(subsampled, alpha)), num_blocks=2, proxy=proxy)
-        MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0), jnp.asarray(Y))
+        MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(
+            jax.random.key(0), jnp.asarray(Y)
+        )
 
-    with pytest.raises(ValueError, match=r"HMCECS ignores the scale of site 'y'.*untempered posterior"):
+    with pytest.raises(
+        ValueError, match=r"HMCECS ignores the scale of site 'y'.*untempered posterior"
+    ):
         run(alpha)
 
 
@@ -124,4 +150,6 @@ def test_energy_conserving_subsampling_is_refused(alpha):
 def test_energy_conserving_subsampling_runs_without_a_power():
     proxy = HMCECS.taylor_proxy({"theta": jnp.array(0.0)})
     kernel = HMCECS(NUTS(nt.temper(subsampled, 1.0)), num_blocks=2, proxy=proxy)
-    MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0), jnp.asarray(Y))
+    MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(
+        jax.random.key(0), jnp.asarray(Y)
+    )

@@ -61,7 +61,11 @@ def trace_of(model, *args, **kwargs):
 
 
 def sites_of(model, *args, **kwargs):
-    return [name for name, site in trace_of(model, *args, **kwargs).items() if site["type"] == "sample"]
+    return [
+        name
+        for name, site in trace_of(model, *args, **kwargs).items()
+        if site["type"] == "sample"
+    ]
 
 
 def own(array):
@@ -71,7 +75,9 @@ def own(array):
 
 def density(model, params, *args, **kwargs):
     # As one program: the sum is many small operations.
-    return float(jax.jit(lambda params: log_density(model, args, kwargs, params)[0])(params))
+    return float(
+        jax.jit(lambda params: log_density(model, args, kwargs, params)[0])(params)
+    )
 
 
 def refused(model, *args, match):
@@ -122,7 +128,9 @@ def sample_z(name="z", probs=PROBS):
 
 def mixture_of(x, loc, probs=PROBS):
     """Log-density of each datum."""
-    return logsumexp(np.log(probs) + normal(np.asarray(x)[:, None], np.asarray(loc)), axis=1)
+    return logsumexp(
+        np.log(probs) + normal(np.asarray(x)[:, None], np.asarray(loc)), axis=1
+    )
 
 
 GIVEN = {"loc": LOC}
@@ -136,16 +144,22 @@ def mixture(x=None, size=4):
         numpyro.sample("x", dist.Normal(loc[z], 1.0), obs=x)
 
 
-ROWS["one_datum"] = ROWS["mixture"]._replace(args=(X[:1],), log_lik=lambda loc: mixture_of(X[:1], loc).sum())
+ROWS["one_datum"] = ROWS["mixture"]._replace(
+    args=(X[:1],), log_lik=lambda loc: mixture_of(X[:1], loc).sum()
+)
 
 
 @row_of(
     {"loc": LOC, "scale": np.array([0.7, 1.6]), "probs": np.array([0.35, 0.65])},
     (X,),
     lambda loc, scale, probs: (
-        prior_of_loc(loc) + stats.halfnorm.logpdf(scale).sum() + stats.dirichlet.logpdf(probs, [2.0, 3.0])
+        prior_of_loc(loc)
+        + stats.halfnorm.logpdf(scale).sum()
+        + stats.dirichlet.logpdf(probs, [2.0, 3.0])
     ),
-    lambda loc, scale, probs: logsumexp(np.log(probs) + normal(X[:, None], loc, scale), axis=1).sum(),
+    lambda loc, scale, probs: logsumexp(
+        np.log(probs) + normal(X[:, None], loc, scale), axis=1
+    ).sum(),
     # Stick breaking of two weights is a logistic.
     lambda loc, scale, probs: np.log(scale).sum() + np.log(probs).sum(),
 )
@@ -161,14 +175,18 @@ def parameters_in_plates(x):
 
 def by_hand(x, loc, probs):
     """The sum over pairs of values, with the probabilities of the pairs."""
-    each = [np.log(probs[i, j]) + normal(x, loc[i] + j) for i in range(2) for j in range(2)]
+    each = [
+        np.log(probs[i, j]) + normal(x, loc[i] + j) for i in range(2) for j in range(2)
+    ]
     return logsumexp(each, axis=0).sum()
 
 
 OTHER = np.array([[0.2, 0.8], [0.5, 0.5]])
 
 
-@row_of(GIVEN, (X,), prior_of_loc, lambda loc: by_hand(X, loc, np.outer(PROBS, OTHER[0])))
+@row_of(
+    GIVEN, (X,), prior_of_loc, lambda loc: by_hand(X, loc, np.outer(PROBS, OTHER[0]))
+)
 def two_independent_latents(x):
     loc = sample_loc()
     with numpyro.plate("n", len(x)):
@@ -218,7 +236,9 @@ def several_sites(a, b):
     with numpyro.plate("n", len(a)):
         z = sample_z()
         numpyro.sample("a", dist.Normal(loc[z], 1.0), obs=a)
-        numpyro.sample("b", dist.Normal(jnp.stack([loc[z], -loc[z]], -1), 1.0).to_event(1), obs=b)
+        numpyro.sample(
+            "b", dist.Normal(jnp.stack([loc[z], -loc[z]], -1), 1.0).to_event(1), obs=b
+        )
         numpyro.sample("c", dist.Normal(loc[0], 1.0), obs=a)
 
 
@@ -251,9 +271,13 @@ def multivariate(b):
     lambda scale: stats.halfnorm.logpdf(scale),
     lambda scale: (
         logsumexp(
-            stats.binom.logpmf(np.arange(3), 2, 0.3) + normal(X[:, None], scale * np.arange(3)), axis=1
+            stats.binom.logpmf(np.arange(3), 2, 0.3)
+            + normal(X[:, None], scale * np.arange(3)),
+            axis=1,
         ).sum()
-        + logsumexp(np.log(PROBS) + normal(X[:, None], -scale * np.arange(2)), axis=1).sum()
+        + logsumexp(
+            np.log(PROBS) + normal(X[:, None], -scale * np.arange(2)), axis=1
+        ).sum()
     ),
     lambda scale: np.log(scale),
     sites=("x", "y"),
@@ -282,7 +306,9 @@ COUNTS = np.array([0, 3, 1, 7])
     {"rate": np.array([0.8, 4.0])},
     (4, COUNTS),
     lambda rate: stats.gamma.logpdf(rate, 2.0).sum(),
-    lambda rate: logsumexp(np.log(PROBS) + stats.poisson.logpmf(COUNTS[:, None], rate), axis=1).sum(),
+    lambda rate: logsumexp(
+        np.log(PROBS) + stats.poisson.logpmf(COUNTS[:, None], rate), axis=1
+    ).sum(),
     lambda rate: np.log(rate).sum(),
 )
 def counts(size, x=None):
@@ -294,12 +320,20 @@ def counts(size, x=None):
 
 # Plates in plates.
 
-TABLE = np.random.default_rng(1).normal(size=(4, 3)) + np.array([0.0, 2.0, 0.0, 2.0])[:, None]
+TABLE = (
+    np.random.default_rng(1).normal(size=(4, 3))
+    + np.array([0.0, 2.0, 0.0, 2.0])[:, None]
+)
 
 
 def groups_of(table, loc, inner=1.0):
     """Log-probability of each row, which shares one latent; ``inner`` scales what is inside of the sum."""
-    return np.array([logsumexp(np.log(PROBS) + inner * normal(row[:, None], loc).sum(0)) for row in table])
+    return np.array(
+        [
+            logsumexp(np.log(PROBS) + inner * normal(row[:, None], loc).sum(0))
+            for row in table
+        ]
+    )
 
 
 @row_of(GIVEN, (TABLE,), prior_of_loc, lambda loc: groups_of(TABLE, loc).sum())
@@ -308,11 +342,15 @@ def latent_in_the_outer_plate(x, outer=None, inner=None):
     with numpyro.plate("outer", x.shape[0], subsample_size=outer, dim=-2) as i:
         z = sample_z()
         with numpyro.plate("inner", x.shape[1], subsample_size=inner, dim=-1) as j:
-            numpyro.sample("x", dist.Normal(loc[z], 1.0), obs=jnp.asarray(x)[i[:, None], j])
+            numpyro.sample(
+                "x", dist.Normal(loc[z], 1.0), obs=jnp.asarray(x)[i[:, None], j]
+            )
 
 
 ROWS["one_group"] = ROWS["latent_in_the_outer_plate"]._replace(
-    model=lambda x: _without_indices(x), args=(TABLE[:1],), log_lik=lambda loc: groups_of(TABLE[:1], loc).sum()
+    model=lambda x: _without_indices(x),
+    args=(TABLE[:1],),
+    log_lik=lambda loc: groups_of(TABLE[:1], loc).sum(),
 )
 ROWS["groups_of_one"] = ROWS["one_group"]._replace(
     args=(TABLE[:, :1],), log_lik=lambda loc: groups_of(TABLE[:, :1], loc).sum()
@@ -332,7 +370,10 @@ def nested_sum(table, loc):
         each = [np.log(OTHER[z, w]) + normal(row, loc[z] + w) for w in range(2)]
         return logsumexp(each, axis=0).sum()
 
-    return sum(logsumexp([np.log(PROBS[z]) + group_given(row, z) for z in range(2)]) for row in table)
+    return sum(
+        logsumexp([np.log(PROBS[z]) + group_given(row, z) for z in range(2)])
+        for row in table
+    )
 
 
 @row_of(GIVEN, (TABLE,), prior_of_loc, lambda loc: nested_sum(TABLE, loc))
@@ -348,7 +389,10 @@ def latents_in_both_plates(x):
 @row_of(GIVEN, (TABLE,), prior_of_loc, lambda loc: mixture_of(TABLE.ravel(), loc).sum())
 def latent_in_both_plates(x):
     loc = sample_loc()
-    with numpyro.plate("outer", x.shape[0], dim=-2), numpyro.plate("inner", x.shape[1], dim=-1):
+    with (
+        numpyro.plate("outer", x.shape[0], dim=-2),
+        numpyro.plate("inner", x.shape[1], dim=-1),
+    ):
         z = sample_z()
         numpyro.sample("x", dist.Normal(loc[z], 1.0), obs=x)
 
@@ -383,7 +427,8 @@ LABELS = np.array([1, 0, 0, 0])
     (X,),
     prior_of_loc,
     lambda loc: (
-        mixture_of(X[~HALF], loc).sum() + (np.log(PROBS[LABELS[HALF]]) + normal(X[HALF], loc[LABELS[HALF]])).sum()
+        mixture_of(X[~HALF], loc).sum()
+        + (np.log(PROBS[LABELS[HALF]]) + normal(X[HALF], loc[LABELS[HALF]])).sum()
     ),
     sites=("x", "z_observed"),
 )
@@ -391,7 +436,9 @@ def some_labels_known(x):
     loc = sample_loc()
     with numpyro.plate("n", len(x)):
         prior = dist.Categorical(probs=own(PROBS))
-        z = numpyro.sample("z", prior, obs=jnp.asarray(LABELS), obs_mask=jnp.asarray(HALF))
+        z = numpyro.sample(
+            "z", prior, obs=jnp.asarray(LABELS), obs_mask=jnp.asarray(HALF)
+        )
         numpyro.sample("x", dist.Normal(loc[z], 1.0), obs=x)
 
 
@@ -403,7 +450,9 @@ def some_labels_known(x):
     (X,),
     prior_of_loc,
     lambda loc: (
-        logsumexp(np.log(PROBS) - 0.5 * np.arange(2) + normal(X[:, None], loc), axis=1).sum()
+        logsumexp(
+            np.log(PROBS) - 0.5 * np.arange(2) + normal(X[:, None], loc), axis=1
+        ).sum()
         - 2.0 * loc[0]
         - loc[1]
     ),
@@ -431,7 +480,9 @@ def forward(y, loc, first=PROBS, chain=CHAIN):
     loc = np.broadcast_to(loc, (len(y), np.shape(loc)[-1]))
     log_alpha = np.log(first) + normal(y[0], loc[0])
     for t in range(1, len(y)):
-        log_alpha = logsumexp(log_alpha[:, None] + np.log(chain), axis=0) + normal(y[t], loc[t])
+        log_alpha = logsumexp(log_alpha[:, None] + np.log(chain), axis=0) + normal(
+            y[t], loc[t]
+        )
     return logsumexp(log_alpha)
 
 
@@ -444,7 +495,14 @@ def states(s):
 
 
 def chain_row(log_lik, *args, **kwargs):
-    return row_of(S, args or (Y,), prior_of_s, log_lik, lambda s: np.log(s), **{"sites": ("y",), **kwargs})
+    return row_of(
+        S,
+        args or (Y,),
+        prior_of_s,
+        log_lik,
+        lambda s: np.log(s),
+        **{"sites": ("y",), **kwargs},
+    )
 
 
 def _first_or_next(z, t):
@@ -492,7 +550,10 @@ def second_order(y, loc):
     for path in itertools.product(range(2), repeat=len(y)):
         z = (0, 1, *path)
         each.append(
-            sum(np.log(SECOND[z[t], z[t + 1], z[t + 2]]) + normal(y[t], loc[z[t + 2]]) for t in range(len(y)))
+            sum(
+                np.log(SECOND[z[t], z[t + 1], z[t + 2]]) + normal(y[t], loc[z[t + 2]])
+                for t in range(len(y))
+            )
         )
     return logsumexp(each)
 
@@ -520,7 +581,9 @@ LENGTHS = np.array([5, 2, 3])
 
 
 def of_each_sequence(s, lengths=(5, 5, 5), sequences=SEQUENCES):
-    return np.array([forward(y[:n], states(s)) for y, n in zip(sequences.T, lengths, strict=True)])
+    return np.array(
+        [forward(y[:n], states(s)) for y, n in zip(sequences.T, lengths, strict=True)]
+    )
 
 
 @chain_row(lambda s: of_each_sequence(s).sum(), SEQUENCES)
@@ -539,10 +602,12 @@ def sequences(y, lengths=None):
 
 
 ROWS["padded_sequences"] = ROWS["sequences"]._replace(
-    args=(SEQUENCES, jnp.asarray(LENGTHS)), log_lik=lambda s: of_each_sequence(s, LENGTHS).sum()
+    args=(SEQUENCES, jnp.asarray(LENGTHS)),
+    log_lik=lambda s: of_each_sequence(s, LENGTHS).sum(),
 )
 ROWS["one_sequence"] = ROWS["sequences"]._replace(
-    args=(SEQUENCES[:, :1],), log_lik=lambda s: of_each_sequence(s, (5,), SEQUENCES[:, :1]).sum()
+    args=(SEQUENCES[:, :1],),
+    log_lik=lambda s: of_each_sequence(s, (5,), SEQUENCES[:, :1]).sum(),
 )
 
 
@@ -551,7 +616,11 @@ def of_panel(s):
     for path in itertools.product(range(2), repeat=len(Y)):
         log_prior = np.log(PROBS[path[0]]) + np.log(CHAIN[path[:-1], path[1:]]).sum()
         mean = s * np.array(path)
-        each.append(log_prior + normal(SEQUENCES, mean[:, None]).sum() + normal(Y, mean + 1.0).sum())
+        each.append(
+            log_prior
+            + normal(SEQUENCES, mean[:, None]).sum()
+            + normal(Y, mean + 1.0).sum()
+        )
     return logsumexp(each) + normal(Y, s).sum()
 
 
@@ -624,14 +693,20 @@ def factorial_hmm(y):
     s = numpyro.sample("s", dist.HalfNormal(1.0))
 
     def body(carry, y):
-        a, b = (sample_z(name, own(CHAIN)[last]) for name, last in zip(("a", "b"), carry, strict=True))
+        a, b = (
+            sample_z(name, own(CHAIN)[last])
+            for name, last in zip(("a", "b"), carry, strict=True)
+        )
         numpyro.sample("y", dist.Normal((a + 2 * b) * s, 1.0), obs=y)
         return (a, b), None
 
     scan(body, (0, 1), y)
 
 
-@chain_row(lambda s: forward(Y, states(s), CHAIN[0]) + forward(Y[:3], states(s), CHAIN[0]), sites=("y0", "y1"))
+@chain_row(
+    lambda s: forward(Y, states(s), CHAIN[0]) + forward(Y[:3], states(s), CHAIN[0]),
+    sites=("y0", "y1"),
+)
 def two_hmms(y):
     s = numpyro.sample("s", dist.HalfNormal(1.0))
     for i, data in enumerate((y, y[:3])):
@@ -656,7 +731,9 @@ def data_beside_the_chain(y):
     scan(body, 0, y)
 
 
-@chain_row(lambda s: logsumexp(np.log(PROBS) + normal(Y[:, None], states(s)), axis=1).sum())
+@chain_row(
+    lambda s: logsumexp(np.log(PROBS) + normal(Y[:, None], states(s)), axis=1).sum()
+)
 def scan_without_a_chain(y):
     s = numpyro.sample("s", dist.HalfNormal(1.0))
 
@@ -692,7 +769,9 @@ UNIT = {"some_labels_known", "hmm_of_1", "hmm_with_continuous_latents"}
 def tier(name):
     if name in UNIT:
         return name
-    return pytest.param(name, marks=pytest.mark.slow if name in LONGER else pytest.mark.full)
+    return pytest.param(
+        name, marks=pytest.mark.slow if name in LONGER else pytest.mark.full
+    )
 
 
 @pytest.mark.parametrize("name", [tier(name) for name in ROWS])
@@ -713,7 +792,10 @@ def test_the_density_is_that_of_the_sum(name, x64):
 
 @pytest.mark.parametrize(
     "name",
-    tiered(["parameters_in_plates", "counts", "hmm_with_continuous_latents"], unit=["parameters_in_plates"]),
+    tiered(
+        ["parameters_in_plates", "counts", "hmm_with_continuous_latents"],
+        unit=["parameters_in_plates"],
+    ),
 )
 def test_jacobians_are_not_tempered(name, x64):
     row = ROWS[name]
@@ -724,11 +806,16 @@ def test_jacobians_are_not_tempered(name, x64):
     @jax.jit
     def run(params):
         unconstrained = {
-            k: dist.biject_to(supports.get(k, constraints.positive)).inv(v) for k, v in params.items()
+            k: dist.biject_to(supports.get(k, constraints.positive)).inv(v)
+            for k, v in params.items()
         }
         return potential_energy(model, row.args, {}, unconstrained)
 
-    parts = row.log_prior(**row.params), ALPHA * row.log_lik(**row.params), row.log_jacobian(**row.params)
+    parts = (
+        row.log_prior(**row.params),
+        ALPHA * row.log_lik(**row.params),
+        row.log_jacobian(**row.params),
+    )
     got = run(row.params)
     assert float(got) == pytest.approx(-sum(parts), rel=1e-10)
 
@@ -753,7 +840,9 @@ def nuts_target(model, params, *args):
 
     @jax.jit
     def run(params):
-        kernel = initialize_model(KEY, model, model_args=args, init_strategy=init_to_value(values=params))
+        kernel = initialize_model(
+            KEY, model, model_args=args, init_strategy=init_to_value(values=params)
+        )
         return kernel.potential_fn(params)
 
     return -float(run(params))
@@ -765,7 +854,8 @@ def test_known_answer_two_gaussians(x64):
     assert nuts_target(tempered(mixture), GIVEN, x) == pytest.approx(right, rel=1e-12)
     marked = nt.temper(config_enumerate(mixture), ALPHA)
     with pytest.raises(
-        ValueError, match=r"enumerated local latent 'z'.*temper\(marginalize\(model\).*declare it"
+        ValueError,
+        match=r"enumerated local latent 'z'.*temper\(marginalize\(model\).*declare it",
     ):
         nuts_target(marked, GIVEN, x)
 
@@ -774,16 +864,27 @@ def test_known_answer_two_gaussians(x64):
 def test_known_answer_two_gaussians_and_the_naive_powers(x64):
     x = jnp.asarray(X)
     right = prior_of_loc(LOC) + ALPHA * mixture_of(X, LOC).sum()
-    inside = prior_of_loc(LOC) + logsumexp(np.log(PROBS) + ALPHA * normal(X[:, None], LOC), axis=1).sum()
-    both = prior_of_loc(LOC) + logsumexp(ALPHA * (np.log(PROBS) + normal(X[:, None], LOC)), axis=1).sum()
+    inside = (
+        prior_of_loc(LOC)
+        + logsumexp(np.log(PROBS) + ALPHA * normal(X[:, None], LOC), axis=1).sum()
+    )
+    both = (
+        prior_of_loc(LOC)
+        + logsumexp(ALPHA * (np.log(PROBS) + normal(X[:, None], LOC)), axis=1).sum()
+    )
     assert nuts_target(tempered(mixture), GIVEN, x) == pytest.approx(right, rel=1e-12)
     # Under NUTS a power of the observed site, or of both sites, is inside of the sum.
     marked = config_enumerate(mixture)
-    assert nuts_target(scale_sites(marked, ["x"]), GIVEN, x) == pytest.approx(inside, rel=1e-12)
-    assert nuts_target(scale_sites(marked, ["x", "z"]), GIVEN, x) == pytest.approx(both, rel=1e-12)
+    assert nuts_target(scale_sites(marked, ["x"]), GIVEN, x) == pytest.approx(
+        inside, rel=1e-12
+    )
+    assert nuts_target(scale_sites(marked, ["x", "z"]), GIVEN, x) == pytest.approx(
+        both, rel=1e-12
+    )
     assert min(abs(right - inside), abs(right - both), abs(inside - both)) > 0.1
     with pytest.raises(
-        ValueError, match=r"enumerated local latent 'z'.*temper\(marginalize\(model\).*declare it"
+        ValueError,
+        match=r"enumerated local latent 'z'.*temper\(marginalize\(model\).*declare it",
     ):
         nuts_target(nt.temper(marked, ALPHA), GIVEN, x)
 
@@ -793,7 +894,9 @@ def mean_of_s(log_lik):
     log_joint = np.vectorize(lambda s: prior_of_s(s) + log_lik(s))
     top = log_joint(np.linspace(0.01, 8.0, 400)).max()
     mass, first = (
-        integrate.quad(lambda s, k=k: s**k * np.exp(log_joint(s) - top), 0.0, 12.0, epsabs=1e-12)[0]
+        integrate.quad(
+            lambda s, k=k: s**k * np.exp(log_joint(s) - top), 0.0, 12.0, epsabs=1e-12
+        )[0]
         for k in range(2)
     )
     return first / mass
@@ -836,7 +939,9 @@ def guide_of(row):
     def guide(*args, **kwargs):
         for name, value in row.params.items():
             shape = np.shape(value)
-            numpyro.sample(name, dist.Normal(jnp.asarray(value), 0.1).to_event(len(shape)))
+            numpyro.sample(
+                name, dist.Normal(jnp.asarray(value), 0.1).to_event(len(shape))
+            )
 
     return guide
 
@@ -849,24 +954,35 @@ OF_LOSSES = ["mixture", "several_sites", "latent_in_the_outer_plate"]
 
 
 @pytest.mark.parametrize(
-    ("loss", "name"), tiered(itertools.product(LOSSES, OF_LOSSES), unit=[(Trace_ELBO, "mixture")])
+    ("loss", "name"),
+    tiered(itertools.product(LOSSES, OF_LOSSES), unit=[(Trace_ELBO, "mixture")]),
 )
 def test_losses_of_svi(loss, name, x64):
     row = ROWS[name]
     guide, args = guide_of(row), row.args
     _, guide_key = jax.random.split(KEY)
-    loc = np.asarray(handlers.trace(handlers.seed(guide, guide_key)).get_trace()["loc"]["value"])
+    loc = np.asarray(
+        handlers.trace(handlers.seed(guide, guide_key)).get_trace()["loc"]["value"]
+    )
     want = normal(loc, LOC, 0.1).sum() - prior_of_loc(loc) - ALPHA * row.log_lik(loc)
-    got = jax.jit(lambda key: loss().loss(key, {}, tempered(row.model), guide, *args))(KEY)
+    got = jax.jit(lambda key: loss().loss(key, {}, tempered(row.model), guide, *args))(
+        KEY
+    )
     assert float(got) == pytest.approx(want, rel=1e-9)
 
 
 def test_mean_field_loss(x64):
     guide = guide_of(ROWS["mixture"])
     _, guide_key = jax.random.split(KEY)
-    loc = np.asarray(handlers.trace(handlers.seed(guide, guide_key)).get_trace()["loc"]["value"])
+    loc = np.asarray(
+        handlers.trace(handlers.seed(guide, guide_key)).get_trace()["loc"]["value"]
+    )
     want = gaussian_kl(LOC, 0.1, 0.0, 3.0).sum() - ALPHA * mixture_of(X, loc).sum()
-    got = jax.jit(lambda: TraceMeanField_ELBO().loss(KEY, {}, tempered(mixture), guide, jnp.asarray(X)))()
+    got = jax.jit(
+        lambda: TraceMeanField_ELBO().loss(
+            KEY, {}, tempered(mixture), guide, jnp.asarray(X)
+        )
+    )()
     assert float(got) == pytest.approx(want, rel=1e-10)
 
 
@@ -877,7 +993,11 @@ def same_by_numpyro(x, size):
     loc = sample_loc()
     with numpyro.plate("n", len(x), subsample_size=size) as i:
         parts = dist.Normal(loc, 1.0)
-        numpyro.sample("x", dist.MixtureSameFamily(dist.Categorical(probs=own(PROBS)), parts), obs=x[i])
+        numpyro.sample(
+            "x",
+            dist.MixtureSameFamily(dist.Categorical(probs=own(PROBS)), parts),
+            obs=x[i],
+        )
 
 
 def subsampled(x, size):
@@ -897,7 +1017,9 @@ def test_a_subsample_scales_the_log_of_the_sum(size, x64):
         trace = trace_of(tempered(subsampled), x, size)
         fixed = {"n": trace["n"]["value"]}
         ours, theirs = (
-            log_density(handlers.substitute(model, data=fixed), (x, size), {}, {"loc": own(LOC)})[0]
+            log_density(
+                handlers.substitute(model, data=fixed), (x, size), {}, {"loc": own(LOC)}
+            )[0]
             for model in (tempered(subsampled), nt.temper(same_by_numpyro, ALPHA))
         )
         each = trace["x"]["fn"].log_prob(trace["x"]["value"])
@@ -907,12 +1029,16 @@ def test_a_subsample_scales_the_log_of_the_sum(size, x64):
     assert scale == pytest.approx(ALPHA * 4 / size, rel=1e-14)
     lik = mixture_of(X[chosen], LOC) + normal(X[chosen], LOC[0])
     assert each.shape == (size,)
-    assert got == pytest.approx(prior_of_loc(LOC) + ALPHA * 4 / size * lik.sum(), rel=1e-12)
+    assert got == pytest.approx(
+        prior_of_loc(LOC) + ALPHA * 4 / size * lik.sum(), rel=1e-12
+    )
     beside = ALPHA * 4 / size * normal(X[chosen], LOC[0]).sum()
     assert got == pytest.approx(theirs + beside, rel=1e-12)
 
 
-@pytest.mark.parametrize(("outer", "inner"), tiered([(2, 2), (None, 1), (1, 2)], unit=[(1, 2)]))
+@pytest.mark.parametrize(
+    ("outer", "inner"), tiered([(2, 2), (None, 1), (1, 2)], unit=[(1, 2)])
+)
 def test_subsamples_of_nested_plates(outer, inner, x64):
     """The outer scale is around the sum, the inner one around each factor in it."""
     model, table = tempered(latent_in_the_outer_plate), jnp.asarray(TABLE)
@@ -922,11 +1048,15 @@ def test_subsamples_of_nested_plates(outer, inner, x64):
         trace = trace_of(model, table, outer, inner)
         chosen = {plate: trace[plate]["value"] for plate in ("outer", "inner")}
         fixed = handlers.substitute(model, data=chosen)
-        return *chosen.values(), log_density(fixed, (table, outer, inner), {}, {"loc": own(LOC)})[0]
+        return *chosen.values(), log_density(
+            fixed, (table, outer, inner), {}, {"loc": own(LOC)}
+        )[0]
 
     i, j, got = map(np.asarray, run())
     sums = groups_of(TABLE[i][:, j], LOC, inner=3 / len(j))
-    assert got == pytest.approx(prior_of_loc(LOC) + ALPHA * 4 / len(i) * sums.sum(), rel=1e-12)
+    assert got == pytest.approx(
+        prior_of_loc(LOC) + ALPHA * 4 / len(i) * sums.sum(), rel=1e-12
+    )
 
 
 def test_plates_of_one_keep_their_indices(x64):
@@ -951,7 +1081,9 @@ def test_plates_of_one_keep_their_indices(x64):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["two_dependent_latents", "several_sites", "hmm_of_second_order"])
+@pytest.mark.parametrize(
+    "name", ["two_dependent_latents", "several_sites", "hmm_of_second_order"]
+)
 def test_agrees_with_numpyro_at_one(name, x64):
     from numpyro.contrib.funsor import enum
     from numpyro.contrib.funsor.infer_util import log_density as enumerated
@@ -959,7 +1091,9 @@ def test_agrees_with_numpyro_at_one(name, x64):
     row = ROWS[name]
     args = jax.tree.map(jnp.asarray, row.args)
     theirs = enumerated(enum(config_enumerate(row.model), -2), args, {}, row.params)[0]
-    assert density(nt.marginalize(row.model), row.params, *args) == pytest.approx(float(theirs), rel=1e-12)
+    assert density(nt.marginalize(row.model), row.params, *args) == pytest.approx(
+        float(theirs), rel=1e-12
+    )
 
 
 # What a marginalised model observes.
@@ -995,7 +1129,9 @@ def test_values_of_several_sites_are_side_by_side(x64):
 
 
 @pytest.mark.parametrize(
-    "lengths", [LENGTHS, pytest.param(None, marks=pytest.mark.full)], ids=["padded", "equal"]
+    "lengths",
+    [LENGTHS, pytest.param(None, marks=pytest.mark.full)],
+    ids=["padded", "equal"],
 )
 def test_a_sequence_is_one_datum(x64, lengths):
     @jax.jit
@@ -1012,21 +1148,34 @@ def test_a_sequence_is_one_datum(x64, lengths):
 def test_powers_by_site(x64):
     args = jnp.asarray(X), jnp.asarray(B)
     model = tempered(several_sites, {"a+b": 0.2, "c": 0.7})
-    want = prior_of_loc(LOC) + 0.2 * both_sites(X, B, LOC).sum() + 0.7 * normal(X, LOC[0]).sum()
+    want = (
+        prior_of_loc(LOC)
+        + 0.2 * both_sites(X, B, LOC).sum()
+        + 0.7 * normal(X, LOC[0]).sum()
+    )
     assert density(model, GIVEN, *args) == pytest.approx(want, rel=1e-12)
-    with pytest.raises(ValueError, match=r"^observed site.*'a\+b'.*that are not tempered"):
+    with pytest.raises(
+        ValueError, match=r"^observed site.*'a\+b'.*that are not tempered"
+    ):
         density(tempered(several_sites, {"a": 0.2, "b": 0.2, "c": 0.7}), GIVEN, *args)
 
 
 def test_factors_follow_the_policy(x64):
     x = jnp.asarray(X)
-    inside = logsumexp(np.log(PROBS) - 0.5 * np.arange(2) + normal(X[:, None], LOC), axis=1).sum()
+    inside = logsumexp(
+        np.log(PROBS) - 0.5 * np.arange(2) + normal(X[:, None], LOC), axis=1
+    ).sum()
     outside_is_prior = prior_of_loc(LOC) + ALPHA * inside - 2 * LOC[0] - LOC[1]
-    assert density(tempered(factors, factors=["inside"]), GIVEN, x) == pytest.approx(outside_is_prior, rel=1e-12)
+    assert density(tempered(factors, factors=["inside"]), GIVEN, x) == pytest.approx(
+        outside_is_prior, rel=1e-12
+    )
     both = prior_of_loc(LOC) + ALPHA * (inside - LOC[1] - 2 * LOC[0])
     assert density(tempered(factors), GIVEN, x) == pytest.approx(both, rel=1e-12)
     for policy in (False, ["outside"]):
-        with pytest.raises(ValueError, match=r"'x\+inside' is a sum over local discrete latents.*'inside'"):
+        with pytest.raises(
+            ValueError,
+            match=r"'x\+inside' is a sum over local discrete latents.*'inside'",
+        ):
             density(tempered(factors, factors=policy), GIVEN, x)
 
 
@@ -1039,7 +1188,9 @@ def test_a_sum_of_factors_alone_may_be_prior(x64):
     x = jnp.asarray(X)
     for policy, power in ((True, ALPHA), (["f"], ALPHA), (False, 1.0)):
         want = prior_of_loc(LOC) + power * mixture_of(X, LOC).sum()
-        assert density(tempered(alone, factors=policy), GIVEN, x) == pytest.approx(want, rel=1e-12)
+        assert density(tempered(alone, factors=policy), GIVEN, x) == pytest.approx(
+            want, rel=1e-12
+        )
 
 
 def test_two_data_of_one_latent_that_disagree_do_not_underflow():
@@ -1052,11 +1203,15 @@ def test_two_data_of_one_latent_that_disagree_do_not_underflow():
 
     loc = np.array([-1.0, 1.0])
     x = np.ones(3)
-    parts = np.log(PROBS) + normal(x[:, None], loc, 0.01) + normal(x[:, None], -loc, 0.01)
+    parts = (
+        np.log(PROBS) + normal(x[:, None], loc, 0.01) + normal(x[:, None], -loc, 0.01)
+    )
     want = prior_of_loc(loc) + ALPHA * logsumexp(parts, axis=1).sum()
     value, gradient = jax.jit(
         jax.value_and_grad(
-            lambda loc: log_density(tempered(model), (jnp.ones(3), jnp.ones(3)), {}, {"loc": loc})[0]
+            lambda loc: log_density(
+                tempered(model), (jnp.ones(3), jnp.ones(3)), {}, {"loc": loc}
+            )[0]
         )
     )(loc)
     assert float(value) == pytest.approx(want, rel=1e-5)
@@ -1085,7 +1240,11 @@ def test_inside_of_a_plate_is_refused():
         with numpyro.plate("outer", 3, dim=-2):
             nt.marginalize(mixture)(x)
 
-    refused(outer, X, match=r"^marginalize stands.*inside of the plates \['outer'\].*around the whole model")
+    refused(
+        outer,
+        X,
+        match=r"^marginalize stands.*inside of the plates \['outer'\].*around the whole model",
+    )
 
 
 def test_deterministic_sites_that_depend_on_the_latents_are_left_out():
@@ -1267,16 +1426,31 @@ def state_after_the_scan(y):
 REFUSED = pytest.mark.parametrize(
     ("model", "match"),
     [
-        (continuous_between, r"latent 'u' depends on the local discrete.*no data at all"),
-        (infinite, r"^the local.*'z' is a Poisson, whose values cannot be enumerated.*can be summed out"),
+        (
+            continuous_between,
+            r"latent 'u' depends on the local discrete.*no data at all",
+        ),
+        (
+            infinite,
+            r"^the local.*'z' is a Poisson, whose values cannot be enumerated.*can be summed out",
+        ),
         (scaled_inside, r"handlers\.scale.*around marginalize"),
         (partly_observed, r"^the latent.*'x_unobserved' depends on.*no data at all"),
         (total_of_the_latents, "total"),
-        (values_that_do_not_start_at_zero, "'z' is a DiscreteUniform: only latents with values 0, 1"),
+        (
+            values_that_do_not_start_at_zero,
+            "'z' is a DiscreteUniform: only latents with values 0, 1",
+        ),
         (reversed_hmm, "reverse"),
         (without_history, "history"),
-        (two_scans_of_one_state, r"^site 'w' depends on several values of the local discrete \['z'\] together"),
-        (state_after_the_scan, r"^site 'end' depends on several values of the local discrete \['z'\] together"),
+        (
+            two_scans_of_one_state,
+            r"^site 'w' depends on several values of the local discrete \['z'\] together",
+        ),
+        (
+            state_after_the_scan,
+            r"^site 'end' depends on several values of the local discrete \['z'\] together",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -1296,7 +1470,10 @@ def test_models_are_refused_with_values(model, match):
 
 def test_crossed_plates_are_refused():
     def crossed(x):
-        rows, columns = numpyro.plate("rows", 4, dim=-2), numpyro.plate("columns", 3, dim=-1)
+        rows, columns = (
+            numpyro.plate("rows", 4, dim=-2),
+            numpyro.plate("columns", 3, dim=-1),
+        )
         with rows:
             z = sample_z()
         with columns:
@@ -1313,7 +1490,9 @@ def test_scans_in_a_row_are_right_or_refused(x64):
         got = density(tempered(chained_scans), S, jnp.asarray(Y))
     except ValueError:
         return
-    assert got == pytest.approx(prior_of_s(0.7) + ALPHA * forward(Y, states(0.7), CHAIN[0]), rel=1e-10)
+    assert got == pytest.approx(
+        prior_of_s(0.7) + ALPHA * forward(Y, states(0.7), CHAIN[0]), rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -1334,7 +1513,9 @@ def test_factors_of_a_scan_are_right_or_refused(beside, x64):
         got = density(tempered(model), S, jnp.asarray(Y))
     except ValueError:
         return
-    want = prior_of_s(0.7) + ALPHA * (forward(Y, states(0.7), CHAIN[0]) - beside * 5 * 0.7)
+    want = prior_of_s(0.7) + ALPHA * (
+        forward(Y, states(0.7), CHAIN[0]) - beside * 5 * 0.7
+    )
     assert got == pytest.approx(want, rel=1e-10)
 
 
@@ -1351,22 +1532,37 @@ def with_a_global_one(x, local=True):
 
 @pytest.mark.parametrize("k", tiered([0, 1], unit=[1]))
 def test_a_global_discrete_latent_stays(k, x64):
-    want = stats.bernoulli.logpmf(k, 0.3) + prior_of_loc(LOC) + ALPHA * mixture_of(X - 2 * k, LOC).sum()
-    assert density(tempered(with_a_global_one), {"loc": LOC, "k": k}, jnp.asarray(X)) == pytest.approx(want)
+    want = (
+        stats.bernoulli.logpmf(k, 0.3)
+        + prior_of_loc(LOC)
+        + ALPHA * mixture_of(X - 2 * k, LOC).sum()
+    )
+    assert density(
+        tempered(with_a_global_one), {"loc": LOC, "k": k}, jnp.asarray(X)
+    ) == pytest.approx(want)
 
 
 def test_nuts_would_enumerate_the_global_one():
     kernel = NUTS(tempered(with_a_global_one))
-    with pytest.raises(ValueError, match=r"'k' is outside of the plates.*DiscreteHMCGibbs.*body of the scan"):
+    with pytest.raises(
+        ValueError,
+        match=r"'k' is outside of the plates.*DiscreteHMCGibbs.*body of the scan",
+    ):
         jax.eval_shape(lambda: kernel.init(KEY, 1, None, (own(X),), {}) and None)
 
 
 @pytest.mark.full
 def test_a_run_of_nuts_would_enumerate_the_global_one():
-    with pytest.raises(ValueError, match=r"'k' is outside of the plates.*DiscreteHMCGibbs.*body of the scan"):
-        MCMC(NUTS(tempered(with_a_global_one)), num_warmup=1, num_samples=1, progress_bar=False).run(
-            KEY, jnp.asarray(X)
-        )
+    with pytest.raises(
+        ValueError,
+        match=r"'k' is outside of the plates.*DiscreteHMCGibbs.*body of the scan",
+    ):
+        MCMC(
+            NUTS(tempered(with_a_global_one)),
+            num_warmup=1,
+            num_samples=1,
+            progress_bar=False,
+        ).run(KEY, jnp.asarray(X))
 
 
 @pytest.mark.parametrize(
@@ -1377,7 +1573,10 @@ def test_a_run_of_nuts_would_enumerate_the_global_one():
 def test_a_global_one_alone_is_summed_by_nuts(wrap, x64):
     model = nt.temper(wrap(lambda x: with_a_global_one(x, local=False)), ALPHA)
     want = prior_of_loc(LOC) + logsumexp(
-        [stats.bernoulli.logpmf(k, 0.3) + ALPHA * normal(X, LOC[0] + 2 * k).sum() for k in (0, 1)]
+        [
+            stats.bernoulli.logpmf(k, 0.3) + ALPHA * normal(X, LOC[0] + 2 * k).sum()
+            for k in (0, 1)
+        ]
     )
     assert nuts_target(model, GIVEN, jnp.asarray(X)) == pytest.approx(want, rel=1e-12)
 
@@ -1389,14 +1588,25 @@ def test_gibbs_samples_the_global_one():
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
         with numpyro.plate("n", len(x)):
             z = sample_z()
-            numpyro.sample("x", dist.Normal(a + jnp.asarray(LOC)[z] + 2.0 * k, 1.0), obs=x)
+            numpyro.sample(
+                "x", dist.Normal(a + jnp.asarray(LOC)[z] + 2.0 * k, 1.0), obs=x
+            )
 
-    mcmc = MCMC(DiscreteHMCGibbs(NUTS(tempered(fixed))), num_warmup=500, num_samples=8000, progress_bar=False)
+    mcmc = MCMC(
+        DiscreteHMCGibbs(NUTS(tempered(fixed))),
+        num_warmup=500,
+        num_samples=8000,
+        progress_bar=False,
+    )
     mcmc.run(KEY, jnp.asarray(X))
 
     def mass(k):
         return integrate.quad(
-            lambda a: stats.norm.pdf(a) * np.exp(ALPHA * mixture_of(X - a - 2 * k, LOC).sum()), -8.0, 8.0
+            lambda a: (
+                stats.norm.pdf(a) * np.exp(ALPHA * mixture_of(X - a - 2 * k, LOC).sum())
+            ),
+            -8.0,
+            8.0,
         )[0]
 
     want = 0.3 * mass(1) / (0.3 * mass(1) + 0.7 * mass(0))
@@ -1423,14 +1633,18 @@ def test_reparameterisations_inside_and_outside(x64):
         nt.temper(handlers.reparam(nt.marginalize(small), config), ALPHA),
         handlers.reparam(tempered(small), config),
     ):
-        assert density(model, {"loc_decentered": 0.5}, jnp.asarray(X)) == pytest.approx(want, rel=1e-12)
+        assert density(model, {"loc_decentered": 0.5}, jnp.asarray(X)) == pytest.approx(
+            want, rel=1e-12
+        )
 
 
 def test_scales_and_masks_around_it(x64):
     x = jnp.asarray(X)
     lik = ALPHA * mixture_of(X, LOC).sum()
     scaled = nt.temper(handlers.scale(nt.marginalize(mixture), scale=2.0), ALPHA)
-    assert density(scaled, GIVEN, x) == pytest.approx(2.0 * (prior_of_loc(LOC) + lik), rel=1e-12)
+    assert density(scaled, GIVEN, x) == pytest.approx(
+        2.0 * (prior_of_loc(LOC) + lik), rel=1e-12
+    )
     blocked = nt.temper(handlers.block(nt.marginalize(mixture), hide=["x"]), ALPHA)
     assert density(blocked, GIVEN, x) == pytest.approx(prior_of_loc(LOC), rel=1e-12)
 
@@ -1451,7 +1665,8 @@ def test_data_conditioned_outside_are_refused(alpha):
 
 def test_parameters_may_be_fixed_outside(x64):
     outside = handlers.condition(
-        nt.temper(nt.marginalize(mixture), ALPHA, strict=False), data={"loc": jnp.asarray(LOC)}
+        nt.temper(nt.marginalize(mixture), ALPHA, strict=False),
+        data={"loc": jnp.asarray(LOC)},
     )
     want = prior_of_loc(LOC) + ALPHA * mixture_of(X, LOC).sum()
     assert density(outside, {}, jnp.asarray(X)) == pytest.approx(want, rel=1e-12)
@@ -1470,13 +1685,23 @@ def test_params_and_modules(x64, computed):
         with numpyro.plate("n", len(x)):
             shift = numpyro.param("shift", jnp.arange(4.0), event_dim=0)
             z = sample_z()
-            numpyro.sample("x", dist.Normal(loc[z] + shift + net(x[:, None])[:, 0], 1.0), obs=x)
+            numpyro.sample(
+                "x", dist.Normal(loc[z] + shift + net(x[:, None])[:, 0], 1.0), obs=x
+            )
 
-    params = {"net$params": {"bias": jnp.array([0.2]), "kernel": jnp.array([[0.5]])}, "shift": jnp.ones(4)}
+    params = {
+        "net$params": {"bias": jnp.array([0.2]), "kernel": jnp.array([[0.5]])},
+        "shift": jnp.ones(4),
+    }
     got = density(tempered(model), {**params, **GIVEN}, jnp.asarray(X))
     want = prior_of_loc(LOC) + ALPHA * mixture_of(X - 1.0 - 0.2 - 0.5 * X, LOC).sum()
     assert got == pytest.approx(want, rel=1e-9)
-    svi = SVI(tempered(model), AutoNormal(tempered(model)), numpyro.optim.Adam(0.01), Trace_ELBO())
+    svi = SVI(
+        tempered(model),
+        AutoNormal(tempered(model)),
+        numpyro.optim.Adam(0.01),
+        Trace_ELBO(),
+    )
 
     def run():
         state = svi.init(KEY, jnp.asarray(X))
@@ -1484,7 +1709,11 @@ def test_params_and_modules(x64, computed):
             state, _ = svi.update(state, jnp.asarray(X))
         return svi.get_params(state)
 
-    found = svi.run(KEY, 2, jnp.asarray(X), progress_bar=False).params if computed else jax.eval_shape(run)
+    found = (
+        svi.run(KEY, 2, jnp.asarray(X), progress_bar=False).params
+        if computed
+        else jax.eval_shape(run)
+    )
     assert {"net$params", "shift"} <= set(found)
 
 
@@ -1499,32 +1728,48 @@ def test_traced_powers_compile_once(x64):
     def run(alpha):
         traces.append(None)
         return jax.value_and_grad(
-            lambda loc: log_density(tempered(mixture, alpha), (jnp.asarray(X),), {}, {"loc": loc})[0]
+            lambda loc: log_density(
+                tempered(mixture, alpha), (jnp.asarray(X),), {}, {"loc": loc}
+            )[0]
         )(jnp.asarray(LOC))
 
     got, slopes = run(powers)
-    np.testing.assert_allclose(got, prior_of_loc(LOC) + powers * mixture_of(X, LOC).sum(), rtol=1e-12)
+    np.testing.assert_allclose(
+        got, prior_of_loc(LOC) + powers * mixture_of(X, LOC).sum(), rtol=1e-12
+    )
     assert len(traces) == 1
     step = 1e-6
     for k in range(2):
-        up, down = (mixture_of(X, LOC + sign * step * np.eye(2)[k]).sum() for sign in (1, -1))
+        up, down = (
+            mixture_of(X, LOC + sign * step * np.eye(2)[k]).sum() for sign in (1, -1)
+        )
         want = -LOC[k] / 9.0 + np.array(powers) * (up - down) / (2 * step)
         np.testing.assert_allclose(slopes[:, k], want, rtol=1e-6, atol=1e-8)
 
 
 def test_single_precision():
     x = jnp.asarray(X, jnp.float32)
-    got = jax.jit(lambda loc: log_density(tempered(mixture), (x,), {}, {"loc": loc})[0])(LOC.astype(np.float32))
+    got = jax.jit(
+        lambda loc: log_density(tempered(mixture), (x,), {}, {"loc": loc})[0]
+    )(LOC.astype(np.float32))
     assert got.dtype == jnp.float32
-    assert float(got) == pytest.approx(prior_of_loc(LOC) + ALPHA * mixture_of(X, LOC).sum(), rel=1e-5)
+    assert float(got) == pytest.approx(
+        prior_of_loc(LOC) + ALPHA * mixture_of(X, LOC).sum(), rel=1e-5
+    )
 
 
 def test_far_data_do_not_overflow(x64):
     x = np.array([-300.0, 400.0])
     got, slope = jax.jit(
-        jax.value_and_grad(lambda loc: log_density(tempered(mixture), (jnp.asarray(x),), {}, {"loc": loc})[0])
+        jax.value_and_grad(
+            lambda loc: log_density(
+                tempered(mixture), (jnp.asarray(x),), {}, {"loc": loc}
+            )[0]
+        )
     )(LOC)
-    assert float(got) == pytest.approx(prior_of_loc(LOC) + ALPHA * mixture_of(x, LOC).sum(), rel=1e-12)
+    assert float(got) == pytest.approx(
+        prior_of_loc(LOC) + ALPHA * mixture_of(x, LOC).sum(), rel=1e-12
+    )
     assert np.all(np.isfinite(slope))
 
 
@@ -1535,11 +1780,16 @@ def decorated_at_module_level(x):
 
 
 def test_pickles():
-    for model in (nt.temper(nt.marginalize(mixture), alpha=0.5), decorated_at_module_level):
+    for model in (
+        nt.temper(nt.marginalize(mixture), alpha=0.5),
+        decorated_at_module_level,
+    ):
         again = pickle.loads(pickle.dumps(model))
         assert again.alpha == 0.5
         names = []
-        jax.eval_shape(lambda again=again, names=names: names.extend(sites_of(again, own(X))))
+        jax.eval_shape(
+            lambda again=again, names=names: names.extend(sites_of(again, own(X)))
+        )
         assert names == ["loc", "x"]
 
 
@@ -1547,11 +1797,17 @@ def test_pickles():
 
 
 @pytest.mark.parametrize(
-    "wrap", [pytest.param(nt.marginalize, marks=pytest.mark.full), tempered], ids=["marginalize", "temper"]
+    "wrap",
+    [pytest.param(nt.marginalize, marks=pytest.mark.full), tempered],
+    ids=["marginalize", "temper"],
 )
 def test_without_data_the_model_runs_as_it_is(wrap, x64):
     prior = jax.eval_shape(Predictive(wrap(mixture), num_samples=3), KEY)
-    assert {k: v.shape for k, v in prior.items()} == {"loc": (3, 2), "z": (3, 4), "x": (3, 4)}
+    assert {k: v.shape for k, v in prior.items()} == {
+        "loc": (3, 2),
+        "z": (3, 4),
+        "x": (3, 4),
+    }
     # The states are told apart by the data that they draw.
     apart = {"loc": jnp.tile(jnp.array([0.0, 1000.0]), (200, 1))}
     drawn = Predictive(wrap(mixture), apart)(KEY)
@@ -1570,14 +1826,20 @@ def test_latents_that_are_given_draw_their_data():
 def test_counts_are_drawn_without_data():
     drawn = jax.eval_shape(lambda: Predictive(tempered(counts), num_samples=3)(KEY, 4))
     assert drawn["x"].shape == (3, 4)
-    assert jax.eval_shape(Predictive(tempered(hmm_of), num_samples=3), KEY)["y"].shape == (3, 5)
+    assert jax.eval_shape(Predictive(tempered(hmm_of), num_samples=3), KEY)[
+        "y"
+    ].shape == (3, 5)
 
 
 @pytest.mark.full
 def test_draws_without_data(x64):
     for wrap in (nt.marginalize, tempered):
         prior = Predictive(wrap(mixture), num_samples=3)(KEY)
-        assert {k: v.shape for k, v in prior.items()} == {"loc": (3, 2), "z": (3, 4), "x": (3, 4)}
+        assert {k: v.shape for k, v in prior.items()} == {
+            "loc": (3, 2),
+            "z": (3, 4),
+            "x": (3, 4),
+        }
     assert Predictive(tempered(counts), num_samples=3)(KEY, 4)["x"].shape == (3, 4)
     assert Predictive(tempered(hmm_of), num_samples=3)(KEY)["y"].shape == (3, 5)
 
@@ -1609,7 +1871,9 @@ def fit():
 def test_latents_given_the_parameters_are_not_tempered():
     loc = jnp.tile(jnp.asarray(LOC), (4000, 1))
     z = Predictive(mixture, {"loc": loc}, infer_discrete=True)(KEY, jnp.asarray(X))["z"]
-    want = np.exp(np.log(PROBS) + normal(X[:, None], LOC) - mixture_of(X, LOC)[:, None])[:, 1]
+    want = np.exp(
+        np.log(PROBS) + normal(X[:, None], LOC) - mixture_of(X, LOC)[:, None]
+    )[:, 1]
     powered = 1.0 / (1.0 + ((1 - want) / want) ** ALPHA)
     se = np.sqrt(want * (1 - want) / 4000)
     assert np.all(np.abs(z.mean(0) - want) < 5 * se)
@@ -1617,7 +1881,9 @@ def test_latents_given_the_parameters_are_not_tempered():
 
 
 def test_drawing_the_latents_takes_the_undecorated_model():
-    draw = Predictive(tempered(mixture), {"loc": jnp.asarray(LOC)[None]}, infer_discrete=True)
+    draw = Predictive(
+        tempered(mixture), {"loc": jnp.asarray(LOC)[None]}, infer_discrete=True
+    )
     with pytest.raises(ValueError, match=r"^the local discrete latents.*marginalize"):
         draw(KEY, jnp.asarray(X))
 
@@ -1627,7 +1893,9 @@ def test_results_of_a_fit(fit):
     data = nt.to_inference_data(fit, num_samples=8)
     loc = np.asarray(group(data, "posterior")["loc"])[0]
     np.testing.assert_allclose(
-        np.asarray(group(data, "log_likelihood")["x"])[0], [mixture_of(X, m) for m in loc], rtol=1e-4
+        np.asarray(group(data, "log_likelihood")["x"])[0],
+        [mixture_of(X, m) for m in loc],
+        rtol=1e-4,
     )
     np.testing.assert_allclose(group(data, "observed_data")["x"], X, rtol=1e-6)
     assert data.attrs["alpha"] == ALPHA
@@ -1644,7 +1912,9 @@ def test_replicates_need_the_latents():
 
 @pytest.mark.full
 def test_the_elbo_of_a_fit(fit):
-    mean, scale = (np.asarray(fit.params[f"loc_auto_{k}"], float) for k in ("loc", "scale"))
+    mean, scale = (
+        np.asarray(fit.params[f"loc_auto_{k}"], float) for k in ("loc", "scale")
+    )
     kl = gaussian_kl(mean, scale, 0.0, 3.0).sum()
     assert fit.elbo.kl == pytest.approx(kl, rel=1e-4)
     draws = mean + scale * np.random.default_rng(0).normal(size=(20000, 2))
@@ -1681,8 +1951,12 @@ def test_the_package_holds_nothing_of_funsor():
         for name, module in sys.modules.items()
         if name.partition(".")[0] == "numpyro_tempered"
         for key, value in vars(module).items()
-        for home in (getattr(value, "__module__", None), getattr(value, "__name__", None))
-        if isinstance(home, str) and home.startswith(("funsor", "numpyro.contrib.funsor"))
+        for home in (
+            getattr(value, "__module__", None),
+            getattr(value, "__name__", None),
+        )
+        if isinstance(home, str)
+        and home.startswith(("funsor", "numpyro.contrib.funsor"))
     ]
     assert not held
 
@@ -1696,11 +1970,16 @@ def test_the_package_does_not_load_funsor():
 def test_funsor_is_asked_for_by_name(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "funsor"]:
         monkeypatch.delitem(sys.modules, name)
-    for name in [name for name in sys.modules if name.startswith("numpyro.contrib.funsor")]:
+    for name in [
+        name for name in sys.modules if name.startswith("numpyro.contrib.funsor")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "funsor", None)
     names = []
-    with pytest.raises(ImportError, match=r"^marginalize sums by.*pip install funsor.*with its extra enum"):
+    with pytest.raises(
+        ImportError,
+        match=r"^marginalize sums by.*pip install funsor.*with its extra enum",
+    ):
         jax.eval_shape(lambda: trace_of(nt.marginalize(mixture), own(X)) and None)
     # Models without local discrete latents need none.
     without = nt.marginalize(lambda x: same_by_numpyro(x, None))

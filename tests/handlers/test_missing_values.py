@@ -36,7 +36,9 @@ def filled(x=X):
     s = scale()
     x_imp = numpyro.sample("x_imp", dist.Normal(0.0, s).expand([2]).mask(False))
     with numpyro.plate("n", len(x)):
-        numpyro.sample("x", dist.Normal(0.0, s), obs=jnp.asarray(x).at[~THERE].set(x_imp))
+        numpyro.sample(
+            "x", dist.Normal(0.0, s), obs=jnp.asarray(x).at[~THERE].set(x_imp)
+        )
 
 
 def in_a_scan():
@@ -61,7 +63,11 @@ def residual():
     numpyro.sample("x", dist.Normal(0.0, 1.0), obs=jnp.asarray(OBS) - s)
 
 
-@pytest.mark.parametrize("model", [concatenated, filled, in_a_scan, discrete, residual], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "model",
+    [concatenated, filled, in_a_scan, discrete, residual],
+    ids=lambda f: f.__name__,
+)
 def test_values_that_depend_on_latents_are_refused(model):
     tempered = nt.temper(model, alpha=ALPHA)
     refusal = r"observed sites \['x'\] depend on latents.*obs=x\[there\].*obs_mask=there.*numpyro\.factor"
@@ -77,17 +83,24 @@ def test_values_in_a_marginalised_model_are_refused():
         x_imp = numpyro.sample("x_imp", dist.Normal().mask(False))
         with numpyro.plate("n", 7):
             z = numpyro.sample("z", dist.Bernoulli(0.4))
-            numpyro.sample("x", dist.Normal(z, 1.0), obs=jnp.append(jnp.asarray(OBS), x_imp))
+            numpyro.sample(
+                "x", dist.Normal(z, 1.0), obs=jnp.append(jnp.asarray(OBS), x_imp)
+            )
 
     pytest.importorskip("funsor")
-    with pytest.raises(ValueError, match=r"^the values.*\['x'\] depend on latents.*or write a numpyro\.factor"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the values.*\['x'\] depend on latents.*or write a numpyro\.factor",
+    ):
         trace_of(nt.temper(nt.marginalize(model), alpha=ALPHA))
 
 
 def test_at_the_power_one_they_are_numpyros_own():
     """The power of one site may be 1 while that of others is not."""
     u = {"s": 0.4, "x_imp": jnp.array([0.2, -0.7])}
-    assert potential(nt.temper(concatenated, alpha=1.0), u) == potential(concatenated, u)
+    assert potential(nt.temper(concatenated, alpha=1.0), u) == potential(
+        concatenated, u
+    )
 
     def two():
         concatenated()
@@ -118,15 +131,17 @@ def computed(y):
 
 def test_data_that_the_model_computes_are_data():
     trace = trace_of(nt.temper(computed, alpha=ALPHA), jnp.asarray(Y))
-    assert [trace[name]["scale"] for name in ("log", "moved", "step", "loss")] == [ALPHA] * 4
+    assert [trace[name]["scale"] for name in ("log", "moved", "step", "loss")] == [
+        ALPHA
+    ] * 4
 
 
 def test_a_prediction_may_be_observed():
     """Predictive masks all densities: nothing is tempered there."""
     draws = {"s": jnp.ones(3), "x_imp": jnp.zeros((3, 2))}
-    assert Predictive(nt.temper(filled, alpha=ALPHA), draws, return_sites=["x"])(jax.random.key(0))[
-        "x"
-    ].shape == (3, 8)
+    assert Predictive(nt.temper(filled, alpha=ALPHA), draws, return_sites=["x"])(
+        jax.random.key(0)
+    )["x"].shape == (3, 8)
 
 
 def test_each_call_that_traces_alike_is_looked_at_once():
@@ -157,12 +172,18 @@ def separate():
 def masked():
     s = scale()
     with numpyro.plate("n", len(X)):
-        numpyro.sample("x", dist.Normal(0.0, s), obs=np.where(THERE, X, 0.0), obs_mask=THERE)
+        numpyro.sample(
+            "x", dist.Normal(0.0, s), obs=np.where(THERE, X, 0.0), obs_mask=THERE
+        )
 
 
 def log_target(s, x_missing):
     log_lik = ALPHA * stats.norm.logpdf(OBS, 0.0, s).sum()
-    return stats.halfnorm.logpdf(s, scale=1.5) + log_lik + stats.norm.logpdf(x_missing, 0.0, s).sum()
+    return (
+        stats.halfnorm.logpdf(s, scale=1.5)
+        + log_lik
+        + stats.norm.logpdf(x_missing, 0.0, s).sum()
+    )
 
 
 def test_missing_data_keep_their_prior(x64):
@@ -186,14 +207,25 @@ def regression(y):
     s = scale()
     x_missing = numpyro.sample("x_missing", dist.Normal(0.0, s).expand([2]).to_event(1))
     numpyro.sample("x", dist.Normal(0.0, s), obs=X[THERE])
-    numpyro.sample("y", dist.Normal(slope * jnp.append(jnp.asarray(OBS.tolist()), x_missing), 1.0), obs=y)
+    numpyro.sample(
+        "y",
+        dist.Normal(slope * jnp.append(jnp.asarray(OBS.tolist()), x_missing), 1.0),
+        obs=y,
+    )
 
 
 def test_missing_covariates_keep_their_prior_and_outcomes_have_the_power(x64):
     y, s, slope, x_missing = np.linspace(-1.0, 1.0, 8), 0.8, 0.6, np.array([0.2, -0.7])
-    got = density(nt.temper(regression, ALPHA), {"s": s, "slope": slope, "x_missing": x_missing}, jnp.asarray(y))
+    got = density(
+        nt.temper(regression, ALPHA),
+        {"s": s, "slope": slope, "x_missing": x_missing},
+        jnp.asarray(y),
+    )
     outcomes = stats.norm.logpdf(y, slope * np.append(OBS, x_missing), 1.0).sum()
-    assert got == pytest.approx(log_target(s, x_missing) + stats.norm.logpdf(slope) + ALPHA * outcomes, rel=1e-13)
+    assert got == pytest.approx(
+        log_target(s, x_missing) + stats.norm.logpdf(slope) + ALPHA * outcomes,
+        rel=1e-13,
+    )
 
 
 def test_the_latents_of_obs_mask_have_no_bound_under_svi(key):
@@ -204,18 +236,28 @@ def test_the_latents_of_obs_mask_have_no_bound_under_svi(key):
             r".*no maximum.*obs=x\[there\]"
         )
         with pytest.warns(UserWarning, match=message):
-            SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO()).init(key)
+            SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO()).init(
+                key
+            )
     model = nt.temper(separate, ALPHA)
     SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO()).init(key)
 
 
 @pytest.mark.full
 def test_nuts_has_the_mean_of_the_quadrature(key):
-    mcmc = MCMC(NUTS(nt.temper(separate, ALPHA)), num_warmup=500, num_samples=6000, progress_bar=False)
+    mcmc = MCMC(
+        NUTS(nt.temper(separate, ALPHA)),
+        num_warmup=500,
+        num_samples=6000,
+        progress_bar=False,
+    )
     mcmc.run(key)
     s = np.asarray(mcmc.get_samples(group_by_chain=True)["s"], float)
     none = np.array([])
-    mass, first = (integrate.quad(lambda s: s**k * np.exp(log_target(s, none)), 1e-6, 20.0)[0] for k in (0, 1))  # noqa: B023
+    mass, first = (
+        integrate.quad(lambda s: s**k * np.exp(log_target(s, none)), 1e-6, 20.0)[0]  # noqa: B023
+        for k in (0, 1)
+    )
     error = s.std() / np.sqrt(effective_sample_size(s))
     assert first / mass == pytest.approx(1.1617, abs=1e-4)
     assert abs(s.mean() - first / mass) < 5.0 * error < 0.1

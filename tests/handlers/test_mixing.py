@@ -56,9 +56,14 @@ OWN = {
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_mixed_elements_are_refused(name, is_traced):
     model = nt.marginalize(model_of(MIXED[name]))
-    run = jax.jit(lambda y: density(model, GIVEN, y)) if is_traced else lambda y: density(model, GIVEN, y)
+    run = (
+        jax.jit(lambda y: density(model, GIVEN, y))
+        if is_traced
+        else lambda y: density(model, GIVEN, y)
+    )
     with pytest.raises(
-        ValueError, match=r"site 'y' at one element of plate 'n' depends on \['z'\].*DiscreteHMCGibbs"
+        ValueError,
+        match=r"site 'y' at one element of plate 'n' depends on \['z'\].*DiscreteHMCGibbs",
     ):
         run(jnp.asarray(Y))
 
@@ -76,9 +81,13 @@ def test_elements_on_their_own_are_summed(name, x64):
 
 
 def test_mixing_of_other_values_than_the_first_is_seen():
-    model = model_of(lambda z: (z == 3).sum(-1, keepdims=True) + z, dist.Categorical(jnp.full(4, 0.25)))
+    model = model_of(
+        lambda z: (z == 3).sum(-1, keepdims=True) + z,
+        dist.Categorical(jnp.full(4, 0.25)),
+    )
     with pytest.raises(
-        ValueError, match=r"^the log-probability.*at other elements.*the latents by DiscreteHMCGibbs"
+        ValueError,
+        match=r"^the log-probability.*at other elements.*the latents by DiscreteHMCGibbs",
     ):
         density(nt.marginalize(model), GIVEN, jnp.asarray(Y))
 
@@ -110,7 +119,10 @@ def test_elements_that_change_places_in_a_table_are_mixed():
         table = jnp.reshape(z, (*z.shape[:-1], 2, 2))
         return jnp.reshape(jnp.swapaxes(table, -1, -2), z.shape)
 
-    with pytest.raises(ValueError, match=r"at one element of plate 'n' depends on \['z'\].*DiscreteHMCGibbs"):
+    with pytest.raises(
+        ValueError,
+        match=r"at one element of plate 'n' depends on \['z'\].*DiscreteHMCGibbs",
+    ):
         density(nt.marginalize(model_of(turned)), GIVEN, jnp.asarray(Y[:4]))
 
 
@@ -121,7 +133,10 @@ def test_a_latent_that_depends_on_another_plate_element_is_refused():
             w = numpyro.sample("w", dist.Bernoulli(0.2 + 0.5 * jnp.roll(z, 1, -1)))
             numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
-    with pytest.raises(ValueError, match=r"site 'w' at one element of plate 'n'.*latents by DiscreteHMCGibbs"):
+    with pytest.raises(
+        ValueError,
+        match=r"site 'w' at one element of plate 'n'.*latents by DiscreteHMCGibbs",
+    ):
         density(nt.marginalize(model), {}, jnp.asarray(Y))
 
 
@@ -145,7 +160,9 @@ def test_each_plate_is_looked_at_along_itself():
 
 def selection(x, y):
     with numpyro.plate("columns", x.shape[1]):
-        gamma = numpyro.sample("gamma", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        gamma = numpyro.sample(
+            "gamma", dist.Bernoulli(0.5), infer={"enumerate": "parallel"}
+        )
         beta = numpyro.sample("beta", dist.Normal())
     with numpyro.plate("n", len(y)):
         numpyro.sample("y", dist.Normal((x * (gamma * beta)).sum(-1), 1.0), obs=y)
@@ -185,21 +202,34 @@ def test_a_declared_parameter_is_summed_after_the_power(x64):
     got = set_up(tempered, jnp.asarray(y), None).potential_fn({"s": jnp.asarray(u)})
     s, k = np.exp(u), np.array([0.0, 2.0])
     log_lik = stats.norm.logpdf(y[..., None], k, s[:, None]).sum(0)
-    want = (stats.halfnorm.logpdf(s) + u + np.log(np.exp(0.3 * log_lik) @ [0.6, 0.4])).sum()
+    want = (
+        stats.halfnorm.logpdf(s) + u + np.log(np.exp(0.3 * log_lik) @ [0.6, 0.4])
+    ).sum()
     assert float(got) == pytest.approx(-want, rel=1e-12)
 
 
 def test_a_declared_parameter_whose_elements_are_mixed_is_refused():
     def cumulated(y):
         with numpyro.plate("n", len(y)):
-            k = numpyro.sample("k", dist.Bernoulli(0.4), infer={"enumerate": "parallel"})
+            k = numpyro.sample(
+                "k", dist.Bernoulli(0.4), infer={"enumerate": "parallel"}
+            )
             numpyro.sample("y", dist.Normal(jnp.cumsum(k, -1), 1.0), obs=y)
 
-    with pytest.raises(ValueError, match=r"depends on \['k'\] at other elements.*DiscreteHMCGibbs"):
+    with pytest.raises(
+        ValueError, match=r"depends on \['k'\] at other elements.*DiscreteHMCGibbs"
+    ):
         set_up(nt.temper(cumulated, 0.3, discrete_parameters=["k"]), jnp.asarray(Y))
-    with pytest.raises(ValueError, match=r"^the model.*no sites \['kk'\], which discrete_parameters names"):
-        trace_of(nt.temper(cumulated, 0.3, discrete_parameters=["k", "kk"]), jnp.asarray(Y))
-    with pytest.raises(TypeError, match=r"discrete_parameters must be a collection.*of names, got"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the model.*no sites \['kk'\], which discrete_parameters names",
+    ):
+        trace_of(
+            nt.temper(cumulated, 0.3, discrete_parameters=["k", "kk"]), jnp.asarray(Y)
+        )
+    with pytest.raises(
+        TypeError, match=r"discrete_parameters must be a collection.*of names, got"
+    ):
         nt.temper(cumulated, 0.3, discrete_parameters="k")
 
 
@@ -210,7 +240,9 @@ def test_discrete_hmc_gibbs_selects_variables(key, x64):
     for gamma in itertools.product((0, 1), repeat=2):
         columns = X * gamma
         covariance = np.eye(5) / alpha + columns @ columns.T
-        log_weights[gamma] = stats.multivariate_normal.logpdf(Y, np.zeros(5), covariance)
+        log_weights[gamma] = stats.multivariate_normal.logpdf(
+            Y, np.zeros(5), covariance
+        )
     weights = np.exp(np.array(list(log_weights.values())) - max(log_weights.values()))
     want = (weights[:, None] * np.array(list(log_weights))).sum(0) / weights.sum()
 
@@ -219,7 +251,10 @@ def test_discrete_hmc_gibbs_selects_variables(key, x64):
             selection(x, y)
 
     mcmc = MCMC(
-        DiscreteHMCGibbs(NUTS(nt.temper(plain, alpha))), num_warmup=500, num_samples=20000, progress_bar=False
+        DiscreteHMCGibbs(NUTS(nt.temper(plain, alpha))),
+        num_warmup=500,
+        num_samples=20000,
+        progress_bar=False,
     )
     mcmc.run(key, jnp.asarray(X), jnp.asarray(Y))
     np.testing.assert_allclose(mcmc.get_samples()["gamma"].mean(0), want, atol=0.02)

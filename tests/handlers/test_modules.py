@@ -64,7 +64,9 @@ def observe(output):
 
 def random_linen(prior):
     module = linen_net()
-    return lambda: observe(random_flax_module("net", module, prior, input_shape=(1, 3))(X))
+    return lambda: observe(
+        random_flax_module("net", module, prior, input_shape=(1, 3))(X)
+    )
 
 
 def random_nnx(prior):
@@ -86,7 +88,11 @@ def drawn(model):
     def run():
         trace = trace_of(model)
         names.extend(trace)
-        sites = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+        sites = {
+            n: s
+            for n, s in trace.items()
+            if s["type"] == "sample" and not s["is_observed"]
+        }
         return {n: s["value"] for n, s in sites.items()}, trace["y"]["fn"].loc
 
     weights, mean = jax.device_get(run())
@@ -116,7 +122,9 @@ def test_positive_weights_keep_their_jacobians(make):
     model = make(dist.HalfNormal(1.0))
     _, weights, log_lik = drawn(model)
     u = {name: np.log(value) for name, value in weights.items()}
-    log_prior = sum((stats.halfnorm.logpdf(w) + np.log(w)).sum() for w in weights.values())
+    log_prior = sum(
+        (stats.halfnorm.logpdf(w) + np.log(w)).sum() for w in weights.values()
+    )
     seeded = numpyro.handlers.seed(nt.temper(model, alpha=ALPHA), 0)
     got = jax.jit(lambda u: numpyro.infer.util.potential_energy(seeded, (), {}, u))(u)
     assert got == pytest.approx(-(log_prior + ALPHA * log_lik), rel=1e-5)
@@ -157,7 +165,13 @@ def stax_net():
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("make", "net"), [(with_flax, linen_net), (with_nnx, nnx_net), (with_eqx, eqx_net), (with_stax, stax_net)]
+    ("make", "net"),
+    [
+        (with_flax, linen_net),
+        (with_nnx, nnx_net),
+        (with_eqx, eqx_net),
+        (with_stax, stax_net),
+    ],
 )
 def test_a_network_of_params_is_fitted_to_the_tempered_likelihood(make, net):
     model = make(net())
@@ -212,7 +226,9 @@ def test_a_network_under_scope_and_site_powers():
     jax.eval_shape(lambda: trace.update(trace_of(nt.temper(scoped, {"a/y": ALPHA}))))
     assert trace["a/y"]["scale"] == ALPHA
     assert all(
-        site["scale"] is None for name, site in trace.items() if site["type"] == "sample" and name != "a/y"
+        site["scale"] is None
+        for name, site in trace.items()
+        if site["type"] == "sample" and name != "a/y"
     )
 
 

@@ -26,28 +26,50 @@ DATA = {"y": Y}
 
 def test_only_what_is_conditioned_inside_is_tempered(x64):
     inside = nt.temper(handlers.condition(unobserved, data=DATA), alpha=0.3)
-    outside = handlers.condition(nt.temper(unobserved, alpha=0.3, strict=False), data=DATA)
-    by_function = nt.temper(handlers.condition(unobserved, condition_fn=lambda m: DATA.get(m["name"])), alpha=0.3)
+    outside = handlers.condition(
+        nt.temper(unobserved, alpha=0.3, strict=False), data=DATA
+    )
+    by_function = nt.temper(
+        handlers.condition(unobserved, condition_fn=lambda m: DATA.get(m["name"])),
+        alpha=0.3,
+    )
     for model, alpha in ((inside, 0.3), (by_function, 0.3), (outside, 1.0)):
-        assert density(model, {"theta": 0.7}) == pytest.approx(normal_density(0.7, alpha), rel=1e-12)
+        assert density(model, {"theta": 0.7}) == pytest.approx(
+            normal_density(0.7, alpha), rel=1e-12
+        )
 
 
 def test_what_is_observed_outside_is_refused(x64):
     strict = nt.temper(unobserved, alpha=0.3)
     decorated = nt.temper(alpha=0.3)(unobserved)
     for model in (strict, decorated):
-        with pytest.raises(ValueError, match=r"site 'y' is observed by a handler outside.*temper\(condition"):
+        with pytest.raises(
+            ValueError,
+            match=r"site 'y' is observed by a handler outside.*temper\(condition",
+        ):
             density(handlers.condition(model, data=DATA), {"theta": 0.7})
-        with pytest.raises(ValueError, match=r"'theta' is observed by a handler outside.*all of this pass"):
+        with pytest.raises(
+            ValueError,
+            match=r"'theta' is observed by a handler outside.*all of this pass",
+        ):
             trace_of(handlers.condition(model, data={"theta": 0.7}))
-    with pytest.raises(ValueError, match=r"handler outside.*handlers.substitute.*strict=False.*of this pass"):
-        MCMC(NUTS(handlers.condition(strict, data=DATA)), num_warmup=1, num_samples=1).run(jax.random.key(0))
+    with pytest.raises(
+        ValueError,
+        match=r"handler outside.*handlers.substitute.*strict=False.*of this pass",
+    ):
+        MCMC(
+            NUTS(handlers.condition(strict, data=DATA)), num_warmup=1, num_samples=1
+        ).run(jax.random.key(0))
     # Nothing is lost at the power 1.
     outside = handlers.condition(nt.temper(unobserved, alpha=1.0), data=DATA)
-    assert density(outside, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 1.0), rel=1e-12)
+    assert density(outside, {"theta": 0.7}) == pytest.approx(
+        normal_density(0.7, 1.0), rel=1e-12
+    )
     # Neither data inside, nor values that are no data, nor Jacobians, nor an intervention.
     inside = nt.temper(handlers.condition(unobserved, data=DATA), alpha=0.3)
-    assert density(inside, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.3), rel=1e-12)
+    assert density(inside, {"theta": 0.7}) == pytest.approx(
+        normal_density(0.7, 0.3), rel=1e-12
+    )
     trace = trace_of(handlers.do(strict, data={"theta": 0.7}))
     assert trace["theta"]["scale"] is None
     assert trace_of(handlers.substitute(strict, data={"y": Y}))["y"]["scale"] is None
@@ -56,7 +78,9 @@ def test_what_is_observed_outside_is_refused(x64):
         s = numpyro.sample("s", dist.HalfNormal())
         numpyro.sample("y", dist.Normal(0.0, s), obs=1.3)
 
-    potential = numpyro.infer.util.potential_energy(nt.temper(scaled, alpha=0.3), (), {}, {"s": 0.4})
+    potential = numpyro.infer.util.potential_energy(
+        nt.temper(scaled, alpha=0.3), (), {}, {"s": 0.4}
+    )
     s = np.exp(0.4)
     want = stats.halfnorm.logpdf(s) + 0.3 * stats.norm.logpdf(1.3, 0.0, s) + 0.4
     assert potential == pytest.approx(-want, rel=1e-12)
@@ -65,23 +89,41 @@ def test_what_is_observed_outside_is_refused(x64):
 @pytest.mark.parametrize(
     "wrap",
     [
-        lambda model, alpha: handlers.do(nt.temper(model, alpha=alpha), data={"y": 9.0 * Y}),
-        lambda model, alpha: nt.temper(handlers.do(model, data={"y": 9.0 * Y}), alpha=alpha),
-        lambda model, alpha: handlers.do(nt.temper(model, alpha=alpha, strict=False), data={"y": 9.0 * Y}),
-        lambda model, alpha: nt.temper(handlers.do(nt.temper(model, alpha=alpha), data={"y": 9.0 * Y}), alpha=1),
+        lambda model, alpha: handlers.do(
+            nt.temper(model, alpha=alpha), data={"y": 9.0 * Y}
+        ),
+        lambda model, alpha: nt.temper(
+            handlers.do(model, data={"y": 9.0 * Y}), alpha=alpha
+        ),
+        lambda model, alpha: handlers.do(
+            nt.temper(model, alpha=alpha, strict=False), data={"y": 9.0 * Y}
+        ),
+        lambda model, alpha: nt.temper(
+            handlers.do(nt.temper(model, alpha=alpha), data={"y": 9.0 * Y}), alpha=1
+        ),
     ],
     ids=["outside", "inside", "outside, not strict", "between"],
 )
 def test_do_does_not_temper_twice(wrap, x64):
     assert trace_of(wrap(normal, 0.3))["y"]["scale"] == 0.3
-    assert density(wrap(normal, 0.3), {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.3), rel=1e-13)
+    assert density(wrap(normal, 0.3), {"theta": 0.7}) == pytest.approx(
+        normal_density(0.7, 0.3), rel=1e-13
+    )
 
 
 def test_do_between_two_powers_tempers_once_by_each(x64):
-    model = nt.temper(handlers.do(nt.temper(normal, alpha=0.5), data={"y": 9.0 * Y}), alpha=0.3)
-    assert density(model, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.15), rel=1e-13)
-    outside = handlers.do(nt.temper(nt.temper(normal, alpha=0.5), alpha=0.3), data={"y": 9.0 * Y})
-    assert density(outside, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.15), rel=1e-13)
+    model = nt.temper(
+        handlers.do(nt.temper(normal, alpha=0.5), data={"y": 9.0 * Y}), alpha=0.3
+    )
+    assert density(model, {"theta": 0.7}) == pytest.approx(
+        normal_density(0.7, 0.15), rel=1e-13
+    )
+    outside = handlers.do(
+        nt.temper(nt.temper(normal, alpha=0.5), alpha=0.3), data={"y": 9.0 * Y}
+    )
+    assert density(outside, {"theta": 0.7}) == pytest.approx(
+        normal_density(0.7, 0.15), rel=1e-13
+    )
 
 
 def test_do_on_a_parent(x64):
@@ -90,7 +132,10 @@ def test_do_on_a_parent(x64):
         handlers.do(nt.temper(normal, alpha=0.3), data={"theta": -1.0}),
         nt.temper(handlers.do(normal, data={"theta": -1.0}), alpha=0.3),
     ):
-        want = stats.norm.logpdf(0.7, 0.5, 2.0) + 0.3 * stats.norm.logpdf(Y, -1.0, 1.5).sum()
+        want = (
+            stats.norm.logpdf(0.7, 0.5, 2.0)
+            + 0.3 * stats.norm.logpdf(Y, -1.0, 1.5).sum()
+        )
         assert density(model, {"theta": 0.7}) == pytest.approx(want, rel=1e-13)
 
 
@@ -110,7 +155,9 @@ def test_obs_mask_tempers_the_observed_part(alpha, x64):
             numpyro.sample("y", dist.Normal(theta, 1.5), obs=Y, obs_mask=observed)
 
     imputed = np.array([9.0, 1.1, 9.0, 9.0])
-    got = density(nt.temper(model, alpha=alpha), {"theta": 0.7, "y_unobserved": imputed})
+    got = density(
+        nt.temper(model, alpha=alpha), {"theta": 0.7, "y_unobserved": imputed}
+    )
     want = normal_density(0.7, alpha, Y[observed]) + stats.norm.logpdf(1.1, 0.7, 1.5)
     assert got == pytest.approx(want, rel=1e-12)
 
@@ -144,7 +191,9 @@ def test_mask_inside(model, alpha, x64):
 
 
 def test_mask_outside(x64):
-    assert density(masked_around_temper, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.3, Y[KEEP]))
+    assert density(masked_around_temper, {"theta": 0.7}) == pytest.approx(
+        normal_density(0.7, 0.3, Y[KEEP])
+    )
     everything = handlers.mask(nt.temper(normal, alpha=0.3), mask=False)
     assert density(everything, {"theta": 0.7}) == 0.0
 
@@ -153,7 +202,9 @@ def test_scope_inside_and_outside(x64):
     inside = nt.temper(handlers.scope(normal, prefix="a"), alpha=0.3)
     outside = handlers.scope(nt.temper(normal, alpha=0.3), prefix="a")
     for model in (inside, outside):
-        assert density(model, {"a/theta": 0.7}) == pytest.approx(normal_density(0.7, 0.3), rel=1e-12)
+        assert density(model, {"a/theta": 0.7}) == pytest.approx(
+            normal_density(0.7, 0.3), rel=1e-12
+        )
 
 
 def test_block_inside_and_outside(x64):
@@ -164,9 +215,14 @@ def test_block_inside_and_outside(x64):
         return handlers.block(model, hide=["y"])
 
     for hide, shown, scale in ((hide_theta, "y", 0.3), (hide_y, "theta", None)):
-        for model in (nt.temper(hide(normal), alpha=0.3), hide(nt.temper(normal, alpha=0.3))):
+        for model in (
+            nt.temper(hide(normal), alpha=0.3),
+            hide(nt.temper(normal, alpha=0.3)),
+        ):
             trace = trace_of(model)
-            assert [name for name, site in trace.items() if site["type"] == "sample"] == [shown]
+            assert [
+                name for name, site in trace.items() if site["type"] == "sample"
+            ] == [shown]
             assert trace[shown]["scale"] == scale
 
 
@@ -174,12 +230,17 @@ def test_substitute_inside_and_outside(x64):
     for model in (
         handlers.substitute(nt.temper(normal, alpha=0.3), data={"theta": 0.7}),
         nt.temper(handlers.substitute(normal, data={"theta": 0.7}), alpha=0.3),
-        handlers.substitute(nt.temper(normal, alpha=0.3), substitute_fn=lambda m: {"theta": 0.7}.get(m["name"])),
+        handlers.substitute(
+            nt.temper(normal, alpha=0.3),
+            substitute_fn=lambda m: {"theta": 0.7}.get(m["name"]),
+        ),
     ):
         assert density(model, {}) == pytest.approx(normal_density(0.7, 0.3), rel=1e-12)
     # An observed site is data with whatever value.
     other = handlers.substitute(nt.temper(normal, alpha=0.3), data={"y": 2.0 * Y})
-    assert density(other, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.3, 2.0 * Y), rel=1e-12)
+    assert density(other, {"theta": 0.7}) == pytest.approx(
+        normal_density(0.7, 0.3, 2.0 * Y), rel=1e-12
+    )
 
 
 def test_lift_makes_a_prior(x64):
@@ -192,7 +253,9 @@ def test_lift_makes_a_prior(x64):
         handlers.lift(nt.temper(model, alpha=0.3), prior=prior),
         nt.temper(handlers.lift(model, prior=prior), alpha=0.3),
     ):
-        assert density(lifted, {"w": 0.7}) == pytest.approx(normal_density(0.7, 0.3), rel=1e-12)
+        assert density(lifted, {"w": 0.7}) == pytest.approx(
+            normal_density(0.7, 0.3), rel=1e-12
+        )
 
 
 def test_replay_keeps_the_powers(x64):
@@ -203,7 +266,9 @@ def test_replay_keeps_the_powers(x64):
 
 
 def test_infer_config_changes_nothing():
-    configured = handlers.infer_config(nt.temper(normal, alpha=0.3), config_fn=lambda site: {"note": 1})
+    configured = handlers.infer_config(
+        nt.temper(normal, alpha=0.3), config_fn=lambda site: {"note": 1}
+    )
     trace = trace_of(configured)
     assert (trace["theta"]["scale"], trace["y"]["scale"]) == (None, 0.3)
     assert trace["y"]["infer"]["note"] == 1
@@ -234,19 +299,31 @@ def test_what_a_gibbs_kernel_fixes_stays_a_latent(kernel, x64):
             model(x)
 
     got = density(run, {"s": 0.7, "z": z}, jnp.asarray(x))
-    log_prior = stats.halfnorm.logpdf(0.7) + stats.norm.logpdf(z, np.append(0.0, z[:-1]), 0.7).sum()
-    assert got == pytest.approx(log_prior + 0.3 * stats.norm.logpdf(x, z).sum(), rel=1e-12)
+    log_prior = (
+        stats.halfnorm.logpdf(0.7)
+        + stats.norm.logpdf(z, np.append(0.0, z[:-1]), 0.7).sum()
+    )
+    assert got == pytest.approx(
+        log_prior + 0.3 * stats.norm.logpdf(x, z).sum(), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.0])
 def test_uncondition_outside_is_refused(alpha):
     """The site would be a latent with the power."""
-    with pytest.raises(ValueError, match=r"^a handler.*observed site 'y' a latent.*temper\(uncondition\(model\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"^a handler.*observed site 'y' a latent.*temper\(uncondition\(model\)",
+    ):
         trace_of(handlers.uncondition(nt.temper(normal, alpha=alpha)))
-    assert not trace_of(handlers.uncondition(nt.temper(normal, alpha=1.0)))["y"]["is_observed"]
+    assert not trace_of(handlers.uncondition(nt.temper(normal, alpha=1.0)))["y"][
+        "is_observed"
+    ]
 
 
-@pytest.mark.parametrize(("shape", "loc_shape"), [((4, 1), (4,)), ((4,), (4, 1)), ((1,), (4,))], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "loc_shape"), [((4, 1), (4,)), ((4,), (4, 1)), ((1,), (4,))], ids=str
+)
 @pytest.mark.parametrize("in_plate", [True, False])
 def test_values_that_broadcast_to_more_data_are_refused(shape, loc_shape, in_plate):
     def model(y):
@@ -257,7 +334,9 @@ def test_values_that_broadcast_to_more_data_are_refused(shape, loc_shape, in_pla
     refusal = r"'y' has values of shape .* but log-probabilities of shape .*Give them one shape"
     y = jnp.asarray(np.resize(Y, shape))
     with pytest.raises(ValueError, match=refusal):
-        MCMC(NUTS(nt.temper(model, alpha=0.3)), num_warmup=1, num_samples=1).run(jax.random.key(0), y)
+        MCMC(NUTS(nt.temper(model, alpha=0.3)), num_warmup=1, num_samples=1).run(
+            jax.random.key(0), y
+        )
     # One number for all elements is a value that NumPyro takes.
     assert trace_of(nt.temper(model, alpha=0.3), 0.4)["y"]["scale"] == 0.3
 
@@ -290,8 +369,13 @@ def test_composes_with_an_array_of_scales(x64):
         with numpyro.plate("n", len(Y)), handlers.scale(scale=weights):
             numpyro.sample("y", dist.Normal(theta, 1.5), obs=Y)
 
-    want = stats.norm.logpdf(0.7, 0.5, 2.0) + 0.3 * (weights * stats.norm.logpdf(Y, 0.7, 1.5)).sum()
-    assert density(nt.temper(weighted, alpha=0.3), {"theta": 0.7}) == pytest.approx(want, rel=1e-12)
+    want = (
+        stats.norm.logpdf(0.7, 0.5, 2.0)
+        + 0.3 * (weights * stats.norm.logpdf(Y, 0.7, 1.5)).sum()
+    )
+    assert density(nt.temper(weighted, alpha=0.3), {"theta": 0.7}) == pytest.approx(
+        want, rel=1e-12
+    )
 
 
 def test_params_deterministic_and_mutable_sites_are_left_alone(x64):
@@ -354,7 +438,9 @@ def part_in_plate(alpha):
 )
 def test_composes_with_subsampling_plates_in_either_order(model, alpha, x64):
     if alpha:
-        assert float(trace_of(model, alpha)["y"]["scale"]) == pytest.approx(12 / 3 * alpha, rel=1e-15)
+        assert float(trace_of(model, alpha)["y"]["scale"]) == pytest.approx(
+            12 / 3 * alpha, rel=1e-15
+        )
     got = density(handlers.seed(model, 0), {"theta": 0.2}, alpha)
     want = stats.norm.logpdf(0.2) + 4 * alpha * stats.norm.logpdf(Y[:3], 0.2).sum()
     assert got == pytest.approx(want, rel=1e-13)
@@ -365,7 +451,10 @@ def test_subsampled_data_in_nested_plates(x64):
 
     def model(data):
         theta = numpyro.sample("theta", dist.Normal())
-        with numpyro.plate("rows", 4, subsample_size=2, dim=-2), numpyro.plate("columns", 6, subsample_size=3):
+        with (
+            numpyro.plate("rows", 4, subsample_size=2, dim=-2),
+            numpyro.plate("columns", 6, subsample_size=3),
+        ):
             batch = numpyro.subsample(data, event_dim=0)
             numpyro.sample("y", dist.Normal(theta, 1.0), obs=batch)
 
@@ -383,7 +472,11 @@ def test_subsampled_data_in_nested_plates(x64):
 
 
 def test_a_traced_alpha_in_a_subsampling_plate(x64):
-    got = jax.jit(lambda alpha: density(handlers.seed(inside_plate, 0), {"theta": jnp.array(0.2)}, alpha))(0.3)
+    got = jax.jit(
+        lambda alpha: density(
+            handlers.seed(inside_plate, 0), {"theta": jnp.array(0.2)}, alpha
+        )
+    )(0.3)
     want = stats.norm.logpdf(0.2) + 1.2 * stats.norm.logpdf(Y[:3], 0.2).sum()
     assert got == pytest.approx(want, rel=1e-12)
 
@@ -391,12 +484,16 @@ def test_a_traced_alpha_in_a_subsampling_plate(x64):
 def test_a_latent_that_chooses_a_branch_may_be_conditioned_outside():
     # As DCC and SDVI do it.
     def model(y):
-        branch = numpyro.sample("branch", dist.Bernoulli(0.5), infer={"branching": True})
+        branch = numpyro.sample(
+            "branch", dist.Bernoulli(0.5), infer={"branching": True}
+        )
         numpyro.sample("y", dist.Normal(branch, 1.0).expand([3]).to_event(1), obs=y)
 
     tempered = handlers.condition(nt.temper(model, alpha=0.5), {"branch": 1})
     value = log_density(tempered, (jnp.zeros(3),), {}, {})[0]
-    np.testing.assert_allclose(value, np.log(0.5) + 0.5 * 3 * (-0.5 - 0.5 * np.log(2 * np.pi)), rtol=1e-6)
+    np.testing.assert_allclose(
+        value, np.log(0.5) + 0.5 * 3 * (-0.5 - 0.5 * np.log(2 * np.pi)), rtol=1e-6
+    )
 
 
 def test_branches_chosen_by_a_latent_have_data_of_their_own():
@@ -405,22 +502,30 @@ def test_branches_chosen_by_a_latent_have_data_of_their_own():
 
         def branch(loc):
             def body(_):
-                numpyro.sample("y", dist.Normal(loc, 1.0).expand([3]).to_event(1), obs=y / 2)
+                numpyro.sample(
+                    "y", dist.Normal(loc, 1.0).expand([3]).to_event(1), obs=y / 2
+                )
 
             return body
 
         cond(z > 0, branch(1.0), branch(-1.0), None)
 
-    value = log_density(nt.temper(model, alpha=0.5), (jnp.full(3, 2.0),), {}, {"z": jnp.array(0.3)})[0]
+    value = log_density(
+        nt.temper(model, alpha=0.5), (jnp.full(3, 2.0),), {}, {"z": jnp.array(0.3)}
+    )[0]
     log_normal = -0.5 * np.log(2 * np.pi)
-    np.testing.assert_allclose(value, log_normal - 0.5 * 0.09 + 0.5 * 3 * log_normal, rtol=1e-6)
+    np.testing.assert_allclose(
+        value, log_normal - 0.5 * 0.09 + 0.5 * 3 * log_normal, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", [list, tuple, pd.Series])
 def test_powers_of_data_may_be_a_list(kind):
     alpha = np.array([1.0, 0.0, 0.5])
     values = [
-        log_density(nt.temper(location, alpha=each), (jnp.arange(3.0),), {}, {"mu": 0.2})[0]
+        log_density(
+            nt.temper(location, alpha=each), (jnp.arange(3.0),), {}, {"mu": 0.2}
+        )[0]
         for each in (kind(alpha), jnp.asarray(alpha))
     ]
     assert values[0] == values[1]

@@ -24,7 +24,9 @@ def plain(y):
 by_function = nt.temper(plain, alpha=0.3)
 by_factory = nt.temper(alpha=0.3)(plain)
 by_mapping = nt.temper(plain, {"y": 0.3})
-by_handlers = handlers.scale(nt.temper(handlers.mask(plain, mask=True), alpha=0.3), scale=1.0)
+by_handlers = handlers.scale(
+    nt.temper(handlers.mask(plain, mask=True), alpha=0.3), scale=1.0
+)
 
 
 @nt.temper(alpha=0.3)
@@ -39,7 +41,14 @@ def by_two_decorators(y):
     normal(y)
 
 
-MODELS = [by_function, by_factory, by_mapping, by_handlers, by_decorator, by_two_decorators]
+MODELS = [
+    by_function,
+    by_factory,
+    by_mapping,
+    by_handlers,
+    by_decorator,
+    by_two_decorators,
+]
 NAMES = ["function", "factory", "mapping", "handlers", "decorator", "two decorators"]
 
 
@@ -51,7 +60,9 @@ NAMES = ["function", "factory", "mapping", "handlers", "decorator", "two decorat
 )
 def test_a_model_of_a_module_travels(model, travel, x64):
     got = travel(model)
-    assert density(got, {"theta": 0.7}, Y) == pytest.approx(normal_density(0.7, 0.3), rel=1e-12)
+    assert density(got, {"theta": 0.7}, Y) == pytest.approx(
+        normal_density(0.7, 0.3), rel=1e-12
+    )
     assert (got.__name__, got.__doc__) == (model.__name__, model.__doc__)
 
 
@@ -62,7 +73,9 @@ def test_every_protocol(protocol):
 
 
 def test_what_was_asked_for_travels():
-    model = nt.temper(plain, alpha=0.3, factors=["bonus"], strict=True, local_plates=["n"])
+    model = nt.temper(
+        plain, alpha=0.3, factors=["bonus"], strict=True, local_plates=["n"]
+    )
     got = pickle.loads(pickle.dumps(model))
     assert (got.alpha, got.factors, got.strict, got.local_plates) == (
         0.3,
@@ -86,8 +99,13 @@ def test_what_pickle_refuses_is_refused_by_pickle():
         normal(y)
 
     error = pickles_own_error()
-    for model in (nt.temper(lambda y: normal(y), alpha=0.3), nt.temper(local, alpha=0.3)):
-        with pytest.raises((error, AttributeError, pickle.PicklingError), match=r"lambda|local"):
+    for model in (
+        nt.temper(lambda y: normal(y), alpha=0.3),
+        nt.temper(local, alpha=0.3),
+    ):
+        with pytest.raises(
+            (error, AttributeError, pickle.PicklingError), match=r"lambda|local"
+        ):
             pickle.dumps(model)
         # A copy shares the function, as Python's does.
         assert copy.deepcopy(model).fn is model.fn
@@ -96,32 +114,50 @@ def test_what_pickle_refuses_is_refused_by_pickle():
 def test_a_partial_travels(x64):
     partial = functools.partial(by_decorator, Y)
     got = pickle.loads(pickle.dumps(partial))
-    assert density(got, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.3), rel=1e-12)
+    assert density(got, {"theta": 0.7}) == pytest.approx(
+        normal_density(0.7, 0.3), rel=1e-12
+    )
 
 
-@pytest.mark.parametrize("model", [by_decorator, by_function], ids=["decorator", "function"])
+@pytest.mark.parametrize(
+    "model", [by_decorator, by_function], ids=["decorator", "function"]
+)
 def test_a_kernel_and_a_guide_travel(model, x64):
-    mcmc = pickle.loads(pickle.dumps(MCMC(NUTS(model), num_warmup=5, num_samples=5, progress_bar=False)))
+    mcmc = pickle.loads(
+        pickle.dumps(MCMC(NUTS(model), num_warmup=5, num_samples=5, progress_bar=False))
+    )
     guide = pickle.loads(pickle.dumps(AutoNormal(model)))
     for got in (mcmc.sampler.model, guide.model):
-        assert density(got, {"theta": 0.7}, Y) == pytest.approx(normal_density(0.7, 0.3), rel=1e-12)
+        assert density(got, {"theta": 0.7}, Y) == pytest.approx(
+            normal_density(0.7, 0.3), rel=1e-12
+        )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "model", [by_decorator, pytest.param(by_function, marks=pytest.mark.slow)], ids=["decorator", "function"]
+    "model",
+    [by_decorator, pytest.param(by_function, marks=pytest.mark.slow)],
+    ids=["decorator", "function"],
 )
 def test_mcmc_travels(model):
     mcmc = MCMC(NUTS(model), num_warmup=5, num_samples=5, progress_bar=False)
     mcmc.run(jax.random.key(0), jnp.asarray(Y))
     got = pickle.loads(pickle.dumps(mcmc))
-    np.testing.assert_array_equal(got.get_samples()["theta"], mcmc.get_samples()["theta"])
+    np.testing.assert_array_equal(
+        got.get_samples()["theta"], mcmc.get_samples()["theta"]
+    )
     potential = (
-        got.sampler.get_potential_fn((jnp.asarray(Y),)) if hasattr(got.sampler, "get_potential_fn") else None
+        got.sampler.get_potential_fn((jnp.asarray(Y),))
+        if hasattr(got.sampler, "get_potential_fn")
+        else None
     )
     if potential is not None:
-        assert potential({"theta": 0.7}) == pytest.approx(-normal_density(0.7, 0.3), rel=1e-5)
-    draws = Predictive(got.sampler.model, got.get_samples())(jax.random.key(1), jnp.asarray(Y))
+        assert potential({"theta": 0.7}) == pytest.approx(
+            -normal_density(0.7, 0.3), rel=1e-5
+        )
+    draws = Predictive(got.sampler.model, got.get_samples())(
+        jax.random.key(1), jnp.asarray(Y)
+    )
     assert draws["y"].shape == (5, 4)
 
 
@@ -137,11 +173,22 @@ def test_mcmc_travels(model):
 )
 def test_a_fit_travels(model, key):
     fit = nt.fit_svi(
-        key, model, AutoNormal, jnp.asarray(Y), alpha=0.5, num_steps=10, num_particles=2, optim=Adam(0.05)
+        key,
+        model,
+        AutoNormal,
+        jnp.asarray(Y),
+        alpha=0.5,
+        num_steps=10,
+        num_particles=2,
+        optim=Adam(0.05),
     )
     got = pickle.loads(pickle.dumps(fit))
     assert got.alpha == pytest.approx(0.5 if model is plain else 0.15)
     np.testing.assert_array_equal(got.losses, fit.losses)
-    drawn, again = (f.guide.sample_posterior(key, f.params, sample_shape=(3,)) for f in (fit, got))
+    drawn, again = (
+        f.guide.sample_posterior(key, f.params, sample_shape=(3,)) for f in (fit, got)
+    )
     np.testing.assert_array_equal(drawn["theta"], again["theta"])
-    assert density(got.model, {"theta": 0.7}, Y) == pytest.approx(normal_density(0.7, got.alpha), rel=1e-5)
+    assert density(got.model, {"theta": 0.7}, Y) == pytest.approx(
+        normal_density(0.7, got.alpha), rel=1e-5
+    )

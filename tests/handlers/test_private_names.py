@@ -74,7 +74,11 @@ def mcmc():
 
 
 MASK = jnp.array([True])
-OBJECTS = {"AutoContinuous": guide, "MCMC": mcmc, "MaskedDistribution": lambda: dist.Normal().mask(MASK)}
+OBJECTS = {
+    "AutoContinuous": guide,
+    "MCMC": mcmc,
+    "MaskedDistribution": lambda: dist.Normal().mask(MASK),
+}
 
 
 @pytest.mark.parametrize("kind", ATTRIBUTES)
@@ -95,7 +99,9 @@ def imports(path):
 
 def is_private(module, name):
     library, *rest = module.split(".")
-    return library in HOME and (name in UNDOCUMENTED or any(part.startswith("_") for part in [*rest, name]))
+    return library in HOME and (
+        name in UNDOCUMENTED or any(part.startswith("_") for part in [*rest, name])
+    )
 
 
 @pytest.mark.parametrize("home", sorted(set(HOME.values())))
@@ -121,7 +127,9 @@ def private_uses(path):
 
 @pytest.mark.full
 def test_no_other_module_uses_one():
-    assert not {str(path): uses for path in MODULES if (uses := list(private_uses(path)))}
+    assert not {
+        str(path): uses for path in MODULES if (uses := list(private_uses(path)))
+    }
 
 
 def is_own(node):
@@ -131,7 +139,17 @@ def is_own(node):
 def reaches_into_library(node):
     """An access such as ``numpyro.infer.util._private`` or ``jax._src``."""
     dotted = ast.unparse(node).split(".")
-    roots = {"numpyro", "jax", "jnp", "lax", "dist", "handlers", "constraints", "primitives", "funsor"}
+    roots = {
+        "numpyro",
+        "jax",
+        "jnp",
+        "lax",
+        "dist",
+        "handlers",
+        "constraints",
+        "primitives",
+        "funsor",
+    }
     private = node.attr.startswith("_") and not node.attr.startswith("__")
     return dotted[0] in roots and private
 
@@ -144,7 +162,9 @@ def test_the_parser_finds_private_names(tmp_path):
     assert [is_private(*pair) for pair in imports(source)] == [True, True, True]
     assert not is_private("numpyro.infer", "SVI")
     texts = ["jax._src", "constraints._Real", "jax.numpy", "mine._x"]
-    private = [reaches_into_library(ast.parse(text, mode="eval").body) for text in texts]
+    private = [
+        reaches_into_library(ast.parse(text, mode="eval").body) for text in texts
+    ]
     assert private == [True, True, False, False]
 
 
@@ -153,7 +173,10 @@ def test_each_name_has_its_meaning():
     program = jax.make_jaxpr(lambda x, y: (x, y))(1.0, 2.0)
     assert jax_private.dce_jaxpr(program.jaxpr, [False, True])[1] == [False, True]
     with handlers.block() as _, handlers.mask(mask=True) as _:
-        assert [type(handler) for handler in numpyro_private.STACK] == [handlers.block, handlers.mask]
+        assert [type(handler) for handler in numpyro_private.STACK] == [
+            handlers.block,
+            handlers.mask,
+        ]
     independent = dist.Normal(jnp.zeros(2), 1.0).to_event(1).support
     assert isinstance(independent, numpyro_private.IndependentConstraint)
     assert numpyro_private.mask_of(dist.Normal().mask(MASK)) is MASK
@@ -162,7 +185,9 @@ def test_each_name_has_its_meaning():
     assert numpyro_private.unpack_and_constrain(fitted, jnp.ones(1), {})["theta"] == 1.0
     start, potential = numpyro_private.start_and_potential(fitted)
     assert set(start) == {"theta"}
-    np.testing.assert_allclose(potential({"theta": 0.5}), np.log(2.0 * np.pi) + 0.125, rtol=1e-6)
+    np.testing.assert_allclose(
+        potential({"theta": 0.5}), np.log(2.0 * np.pi) + 0.125, rtol=1e-6
+    )
     assert numpyro_private.is_reverse(fitted)
 
 

@@ -27,8 +27,14 @@ LIKELIHOODS = {
     "normal": (lambda eta: dist.Normal(eta, 1.2), np.array([0.3, -1.0, 2.0, 0.7])),
     "poisson": (lambda eta: dist.Poisson(jnp.exp(eta)), np.array([0, 3, 1, 2])),
     "bernoulli": (lambda eta: dist.Bernoulli(logits=eta), np.array([0, 1, 1, 0])),
-    "student": (lambda eta: dist.StudentT(4.0, eta, 1.0), np.array([0.3, -1.0, 9.0, 0.7])),
-    "exponential": (lambda eta: dist.Exponential(jnp.exp(eta)), np.array([0.3, 1.0, 2.0, 0.7])),
+    "student": (
+        lambda eta: dist.StudentT(4.0, eta, 1.0),
+        np.array([0.3, -1.0, 9.0, 0.7]),
+    ),
+    "exponential": (
+        lambda eta: dist.Exponential(jnp.exp(eta)),
+        np.array([0.3, 1.0, 2.0, 0.7]),
+    ),
 }
 WRAPPERS = ["bare", "plate", "subsample", "mask", "scale", "scope"]
 
@@ -36,7 +42,9 @@ models = st.fixed_dictionaries(
     {
         "priors": st.lists(st.sampled_from(sorted(PRIORS)), min_size=1, max_size=3),
         "likelihoods": st.lists(
-            st.tuples(st.sampled_from(sorted(LIKELIHOODS)), st.sampled_from(WRAPPERS)), min_size=1, max_size=3
+            st.tuples(st.sampled_from(sorted(LIKELIHOODS)), st.sampled_from(WRAPPERS)),
+            min_size=1,
+            max_size=3,
         ),
         "factors": st.integers(0, 2),
         "seed": st.integers(0, 2**16),
@@ -95,7 +103,11 @@ def parts_of(model, latents):
 def check(spec, alpha, outer, policy, data, thorough):
     model = build(spec)
     trace = handlers.trace(model).get_trace()
-    latents = {n: s["value"] for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    latents = {
+        n: s["value"]
+        for n, s in trace.items()
+        if s["type"] == "sample" and not s["is_observed"]
+    }
     parts = parts_of(model, latents)
     prior = parts.pop("prior")
     likelihood = {name for name in parts if policy or not name.startswith("factor")}
@@ -105,12 +117,16 @@ def check(spec, alpha, outer, policy, data, thorough):
         return prior + rest + sum(power(name) * parts[name] for name in likelihood)
 
     tempered = nt.temper(model, alpha=alpha, factors=policy)
-    assert density(tempered, latents) == pytest.approx(want(lambda name: alpha), rel=1e-10, abs=1e-10)
+    assert density(tempered, latents) == pytest.approx(
+        want(lambda name: alpha), rel=1e-10, abs=1e-10
+    )
 
     by_site = {name: data.draw(powers, label=name) for name in sorted(likelihood)}
     if by_site:
         mapped = nt.temper(model, by_site, factors=policy)
-        assert density(mapped, latents) == pytest.approx(want(by_site.get), rel=1e-10, abs=1e-10)
+        assert density(mapped, latents) == pytest.approx(
+            want(by_site.get), rel=1e-10, abs=1e-10
+        )
 
     # The potential differs from the undecorated one by the likelihood alone: Jacobians cancel.
     unconstrained = numpyro.infer.util.unconstrain_fn(model, (), {}, latents)
@@ -120,19 +136,34 @@ def check(spec, alpha, outer, policy, data, thorough):
 
     if thorough:
         nested = nt.temper(tempered, alpha=outer, factors=policy)
-        assert density(nested, latents) == pytest.approx(want(lambda name: alpha * outer), rel=1e-10, abs=1e-10)
-        traced = jax.jit(lambda a: density(nt.temper(model, alpha=a, factors=policy), latents))(alpha)
+        assert density(nested, latents) == pytest.approx(
+            want(lambda name: alpha * outer), rel=1e-10, abs=1e-10
+        )
+        traced = jax.jit(
+            lambda a: density(nt.temper(model, alpha=a, factors=policy), latents)
+        )(alpha)
         assert traced == pytest.approx(want(lambda name: alpha), rel=1e-10, abs=1e-10)
 
 
-SETTINGS = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
-DRAWN = {"spec": models, "alpha": powers, "outer": powers, "policy": st.booleans(), "data": st.data()}
+SETTINGS = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture],
+}
+DRAWN = {
+    "spec": models,
+    "alpha": powers,
+    "outer": powers,
+    "policy": st.booleans(),
+    "data": st.data(),
+}
 
 
 @pytest.mark.full
 @settings(max_examples=3, **SETTINGS)
 @given(**DRAWN)
-def test_log_density_is_prior_plus_powers_times_likelihood(x64, spec, alpha, outer, policy, data):
+def test_log_density_is_prior_plus_powers_times_likelihood(
+    x64, spec, alpha, outer, policy, data
+):
     check(spec, alpha, outer, policy, data, thorough=False)
 
 

@@ -14,7 +14,13 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer import reparam
 from numpyro.infer.autoguide import AutoDiagonalNormal
 from scipy import stats
-from tempered_models import naive_temper, positive, positive_density, potential, trace_of
+from tempered_models import (
+    naive_temper,
+    positive,
+    positive_density,
+    potential,
+    trace_of,
+)
 
 import numpyro_tempered as nt
 
@@ -38,8 +44,15 @@ def student(y):
 
 
 def transformed(y):
-    base = dist.TransformedDistribution(dist.Normal(0.0, 1.0), dist.transforms.AffineTransform(0.5, 2.0))
-    observe(numpyro.sample("x", dist.TransformedDistribution(base, dist.transforms.ExpTransform())), y)
+    base = dist.TransformedDistribution(
+        dist.Normal(0.0, 1.0), dist.transforms.AffineTransform(0.5, 2.0)
+    )
+    observe(
+        numpyro.sample(
+            "x", dist.TransformedDistribution(base, dist.transforms.ExpTransform())
+        ),
+        y,
+    )
 
 
 def angle(y):
@@ -76,11 +89,25 @@ def softplus(u):
 def loc_scale(centered):
     x = 0.5 + 2.0 ** (1 - centered) * (0.3 - centered * 0.5)
     prior = stats.norm.logpdf(0.3, 0.5 * centered, 2.0**centered)
-    return location, reparam.LocScaleReparam(centered), "x_decentered", 0.3, prior, log_lik(x, 0.4)
+    return (
+        location,
+        reparam.LocScaleReparam(centered),
+        "x_decentered",
+        0.3,
+        prior,
+        log_lik(x, 0.4),
+    )
 
 
 def explicit(model, transform, u, x, log_prior):
-    return model, reparam.ExplicitReparam(transform), "x_base", u, log_prior, log_lik(x, 0.4)
+    return (
+        model,
+        reparam.ExplicitReparam(transform),
+        "x_base",
+        u,
+        log_prior,
+        log_lik(x, 0.4),
+    )
 
 
 CASES = {
@@ -168,7 +195,9 @@ if hasattr(reparam, "HaarReparam"):
         reparam.HaarReparam(),
         "x_haar",
         Z,
-        (stats.gamma.logpdf(np.exp(rotation(Z)), 2.0, scale=1 / 1.5) + rotation(Z)).sum(),
+        (
+            stats.gamma.logpdf(np.exp(rotation(Z)), 2.0, scale=1 / 1.5) + rotation(Z)
+        ).sum(),
         log_lik(np.exp(rotation(Z)).sum(), 0.4),
     )
 
@@ -198,11 +227,16 @@ WRAPS = [inside, outside, context, strict]
 
 @pytest.mark.parametrize(
     ("case", "wrap"),
-    tiered(itertools.product(CASES, WRAPS), unit=zip(CASES, itertools.cycle(WRAPS), strict=False)),
+    tiered(
+        itertools.product(CASES, WRAPS),
+        unit=zip(CASES, itertools.cycle(WRAPS), strict=False),
+    ),
 )
 def test_reparameterisation_is_prior(case, wrap, x64):
     model, kind, name, u, log_prior, log_likelihood = CASES[case]()
-    got = jax.jit(lambda u: potential(wrap(model, {"x": kind}, ALPHA), {name: u}, 0.4))(u)
+    got = jax.jit(lambda u: potential(wrap(model, {"x": kind}, ALPHA), {name: u}, 0.4))(
+        u
+    )
     tolerance = 1e-6 if "Circular" in case else 1e-12
     assert got == pytest.approx(-(log_prior + ALPHA * log_likelihood), rel=tolerance)
 
@@ -226,7 +260,9 @@ def test_the_naive_handler_tempers_the_circular_prior(x64):
 def test_a_mapping_need_not_name_what_reparameterisers_emit(x64):
     model, kind, name, u, log_prior, log_likelihood = CASES["Circular"]()
     for wrap in (inside, outside):
-        got = potential(wrap(model, {"x": kind}, {"y": ALPHA}), {name: jnp.asarray(u)}, 0.4)
+        got = potential(
+            wrap(model, {"x": kind}, {"y": ALPHA}), {name: jnp.asarray(u)}, 0.4
+        )
         assert got == pytest.approx(-(log_prior + ALPHA * log_likelihood), rel=1e-6)
 
 
@@ -267,11 +303,18 @@ def test_reparameterisers_compose(x64):
     config = {"x": reparam.LocScaleReparam(0.0), "phi": reparam.CircularReparam()}
     u, z, phi = 0.4, 0.3, 0.9
     x = 0.5 + np.exp(u) * z
-    prior = stats.halfnorm.logpdf(np.exp(u)) + u + stats.norm.logpdf(z) + stats.vonmises.logpdf(phi, 2.0, loc=0.5)
+    prior = (
+        stats.halfnorm.logpdf(np.exp(u))
+        + u
+        + stats.norm.logpdf(z)
+        + stats.vonmises.logpdf(phi, 2.0, loc=0.5)
+    )
     want = -(prior + ALPHA * log_lik(x + np.sin(phi), 0.4))
     for wrap in (inside, outside, context):
         params = {"s": u, "x_decentered": z, "phi_unwrapped": phi}
-        got = jax.jit(lambda params, wrap=wrap: potential(wrap(model, config, ALPHA), params, 0.4))(params)
+        got = jax.jit(
+            lambda params, wrap=wrap: potential(wrap(model, config, ALPHA), params, 0.4)
+        )(params)
         assert got == pytest.approx(want, rel=1e-6)
 
 
@@ -293,10 +336,15 @@ def test_a_circular_prior_in_a_plate_and_in_a_scan(x64):
         nt.temper(handlers.reparam(in_plate, config=config), alpha=ALPHA),
         handlers.reparam(nt.temper(in_plate, alpha=ALPHA), config=config),
         nt.temper(
-            lambda y: scan(handlers.reparam(lambda c, y: (angle(y), None), config=config), None, y), alpha=ALPHA
+            lambda y: scan(
+                handlers.reparam(lambda c, y: (angle(y), None), config=config), None, y
+            ),
+            alpha=ALPHA,
         ),
     ):
-        got = jax.jit(lambda phi, model=model: potential(model, {"x_unwrapped": phi}, y))(phi)
+        got = jax.jit(
+            lambda phi, model=model: potential(model, {"x_unwrapped": phi}, y)
+        )(phi)
         assert got == pytest.approx(want, rel=1e-6)
 
 
@@ -308,7 +356,9 @@ def test_a_likelihood_factor_stays_one_beside_reparameterisers(x64):
     config = {"x": reparam.CircularReparam()}
     for wrap in (inside, outside):
         # The unwrapped angle is improper, and cannot be drawn.
-        substituted = handlers.substitute(wrap(model, config, ALPHA), data={"x_unwrapped": 0.9})
+        substituted = handlers.substitute(
+            wrap(model, config, ALPHA), data={"x_unwrapped": 0.9}
+        )
         trace = trace_of(substituted, 0.4)
         assert trace["bonus"]["scale"] == ALPHA
         assert trace["x_factor"]["scale"] is None
@@ -318,7 +368,9 @@ def test_every_reparameteriser_of_numpyro_is_in_the_table():
     kinds = {
         kind
         for kind in vars(reparam).values()
-        if isinstance(kind, type) and issubclass(kind, reparam.Reparam) and kind is not reparam.Reparam
+        if isinstance(kind, type)
+        and issubclass(kind, reparam.Reparam)
+        and kind is not reparam.Reparam
     }
     covered = {type(CASES[case]()[1]) for case in CASES} | {reparam.NeuTraReparam}
     covered |= {base for kind in covered for base in kind.__mro__ if base in kinds}

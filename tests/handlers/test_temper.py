@@ -15,7 +15,16 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.util import initialize_model
 from numpyro.primitives import _PYRO_STACK
 from scipy import stats
-from tempered_models import Y, density, normal, normal_density, positive, positive_density, potential, trace_of
+from tempered_models import (
+    Y,
+    density,
+    normal,
+    normal_density,
+    positive,
+    positive_density,
+    potential,
+    trace_of,
+)
 
 import numpyro_tempered as nt
 
@@ -28,7 +37,13 @@ def test_function_decorator_and_context_scale_observed_sites_only():
         with nt.temper(alpha=0.5):
             normal()
 
-    for model in (nt.temper(normal, alpha=0.5), nt.temper(normal, 0.5), decorated, again, with_context):
+    for model in (
+        nt.temper(normal, alpha=0.5),
+        nt.temper(normal, 0.5),
+        decorated,
+        again,
+        with_context,
+    ):
         trace = trace_of(model)
         assert trace["y"]["scale"] == 0.5
         assert trace["theta"]["scale"] is None
@@ -67,7 +82,10 @@ def test_a_part_of_a_model_is_tempered_inside_a_tempered_whole(x64):
         numpyro.sample("rest", dist.Normal(theta, 2.0), obs=y)
 
     got = density(nt.temper(whole, alpha=0.5), {"theta": 0.7}, 1.3)
-    part_log_lik, rest_log_lik = stats.norm.logpdf(1.3, 0.7, 1.0), stats.norm.logpdf(1.3, 0.7, 2.0)
+    part_log_lik, rest_log_lik = (
+        stats.norm.logpdf(1.3, 0.7, 1.0),
+        stats.norm.logpdf(1.3, 0.7, 2.0),
+    )
     want = stats.norm.logpdf(0.7) + 0.15 * part_log_lik + 0.5 * rest_log_lik
     assert got == pytest.approx(want, rel=1e-13)
 
@@ -82,7 +100,9 @@ def test_one_tempered_model_twice_under_scopes(x64):
             tempered(Y[2:])
 
     got = density(pair, {"a/theta": 0.7, "b/theta": -0.2})
-    assert got == pytest.approx(normal_density(0.7, 0.3, Y[:2]) + normal_density(-0.2, 0.3, Y[2:]), rel=1e-13)
+    assert got == pytest.approx(
+        normal_density(0.7, 0.3, Y[:2]) + normal_density(-0.2, 0.3, Y[2:]), rel=1e-13
+    )
 
 
 def test_name_doc_and_signature_survive():
@@ -90,7 +110,10 @@ def test_name_doc_and_signature_survive():
         """What it says."""
 
     tempered = nt.temper(alpha=0.5)(named)
-    assert (tempered.__name__, tempered.__qualname__) == (named.__name__, named.__qualname__)
+    assert (tempered.__name__, tempered.__qualname__) == (
+        named.__name__,
+        named.__qualname__,
+    )
     assert (tempered.__doc__, tempered.__module__) == (named.__doc__, named.__module__)
     assert inspect.signature(tempered) == inspect.signature(named)
     assert inspect.unwrap(tempered) is named
@@ -104,7 +127,12 @@ def test_methods_partials_and_callables_are_models(x64):
         def method(self):
             return normal()
 
-    for model in (Model(), Model().method, functools.partial(normal, Y), nt.temper(alpha=1.0)(normal)):
+    for model in (
+        Model(),
+        Model().method,
+        functools.partial(normal, Y),
+        nt.temper(alpha=1.0)(normal),
+    ):
         got = density(nt.temper(model, alpha=0.3), {"theta": 0.7})
         assert got == pytest.approx(normal_density(0.7, 0.3), rel=1e-13)
 
@@ -134,7 +162,9 @@ def test_alpha_must_be_finite_real_numbers_at_least_zero(alpha):
         nt.temper(alpha=alpha)
 
 
-@pytest.mark.parametrize("alpha", [0, 1, 3.0, np.float32(0.25), np.array(0.25), jnp.array(0.25)], ids=repr)
+@pytest.mark.parametrize(
+    "alpha", [0, 1, 3.0, np.float32(0.25), np.array(0.25), jnp.array(0.25)], ids=repr
+)
 def test_alpha_may_be_any_real_scalar_and_exceed_one(alpha, x64):
     got = density(nt.temper(normal, alpha=alpha), {"theta": 0.7})
     assert got == pytest.approx(normal_density(0.7, float(alpha)), rel=1e-13)
@@ -152,14 +182,18 @@ def test_a_factory_decorates_one_callable():
 def test_nested_powers_multiply(x64):
     nested = nt.temper(nt.temper(normal, alpha=0.5), alpha=0.3)
     assert trace_of(nested)["y"]["scale"] == pytest.approx(0.15, rel=1e-15)
-    assert density(nested, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.15), rel=1e-13)
+    assert density(nested, {"theta": 0.7}) == pytest.approx(
+        normal_density(0.7, 0.15), rel=1e-13
+    )
     # And so say those who read the power without applying it.
     read = nt.to_inference_data({"theta": np.array([0.7])}, nested, log_lik=False)
     assert read.attrs["alpha"] == pytest.approx(0.15, rel=1e-15)
     # An inner 0 is not undone, nor an outer one.
     for pair in ((0.0, 0.5), (0.5, 0.0)):
         model = nt.temper(nt.temper(normal, alpha=pair[0]), alpha=pair[1])
-        assert density(model, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.0), rel=1e-13)
+        assert density(model, {"theta": 0.7}) == pytest.approx(
+            normal_density(0.7, 0.0), rel=1e-13
+        )
 
 
 def test_one_handler_nested_in_itself_multiplies_too():
@@ -180,7 +214,9 @@ def test_one_handler_nested_in_itself_multiplies_too():
 
 def infinite_value():
     theta = numpyro.sample("theta", dist.Normal(0.5, 2.0))
-    numpyro.sample("y", dist.Normal(theta, 1.5), obs=jnp.array(1e200))  # its square overflows
+    numpyro.sample(
+        "y", dist.Normal(theta, 1.5), obs=jnp.array(1e200)
+    )  # its square overflows
 
 
 def infinite_factor():
@@ -197,7 +233,9 @@ def infinite_parameter():
 def test_alpha_zero_is_the_prior_where_the_likelihood_is_zero(model, x64):
     theta = 0.7
     assert density(model, {"theta": theta}) == -np.inf
-    value, slope = jax.jit(jax.value_and_grad(lambda t: density(nt.temper(model, alpha=0), {"theta": t})))(theta)
+    value, slope = jax.jit(
+        jax.value_and_grad(lambda t: density(nt.temper(model, alpha=0), {"theta": t}))
+    )(theta)
     assert value == pytest.approx(stats.norm.logpdf(theta, 0.5, 2.0), rel=1e-13)
     assert slope == pytest.approx(-(theta - 0.5) / 4.0, rel=1e-12)
 
@@ -208,7 +246,9 @@ def test_traced_alpha_zero_is_the_prior_where_the_likelihood_is_zero(model, x64)
 
     @jax.jit
     def value_and_slope(alpha, t):
-        return jax.value_and_grad(lambda t: density(nt.temper(model, alpha=alpha), {"theta": t}))(t)
+        return jax.value_and_grad(
+            lambda t: density(nt.temper(model, alpha=alpha), {"theta": t})
+        )(t)
 
     value, slope = value_and_slope(0.0, theta)
     assert value == pytest.approx(stats.norm.logpdf(theta, 0.5, 2.0), rel=1e-13)
@@ -230,13 +270,23 @@ def test_traced_alpha_compiles_once_and_equals_concrete(x64):
         normal()
 
     grid = np.array([0.0, 0.3, 1.0, 2.0])
-    batched = jax.jit(jax.vmap(lambda alpha: density(nt.temper(counted, alpha=alpha), {"theta": jnp.array(0.7)})))
+    batched = jax.jit(
+        jax.vmap(
+            lambda alpha: density(
+                nt.temper(counted, alpha=alpha), {"theta": jnp.array(0.7)}
+            )
+        )
+    )
     want = [density(nt.temper(normal, alpha=alpha), {"theta": 0.7}) for alpha in grid]
     np.testing.assert_allclose(batched(grid), want, rtol=1e-13)
     batched(grid[::-1] + 0.1)
     assert len(calls) == 1
 
-    one = jax.jit(lambda alpha: density(nt.temper(counted, alpha=alpha), {"theta": jnp.array(0.7)}))
+    one = jax.jit(
+        lambda alpha: density(
+            nt.temper(counted, alpha=alpha), {"theta": jnp.array(0.7)}
+        )
+    )
     np.testing.assert_allclose([one(alpha) for alpha in grid], want, rtol=1e-13)
     assert len(calls) == 2
 
@@ -248,20 +298,38 @@ def test_alpha_may_be_an_argument_of_the_model(x64):
 
     grid = np.array([0.0, 0.3, 2.0])
     got = jax.jit(jax.vmap(lambda alpha: density(model, {"theta": 0.7}, alpha)))(grid)
-    np.testing.assert_allclose(got, [normal_density(0.7, alpha) for alpha in grid], rtol=1e-13)
+    np.testing.assert_allclose(
+        got, [normal_density(0.7, alpha) for alpha in grid], rtol=1e-13
+    )
 
 
 def test_slope_in_alpha_is_the_log_likelihood(x64):
-    slope = jax.jit(jax.vmap(jax.grad(lambda alpha: density(nt.temper(normal, alpha=alpha), {"theta": 0.7}))))
+    slope = jax.jit(
+        jax.vmap(
+            jax.grad(
+                lambda alpha: density(nt.temper(normal, alpha=alpha), {"theta": 0.7})
+            )
+        )
+    )
     got = slope(np.array([0.0, 0.3, 2.0]))
     assert np.isfinite(got).all()
-    np.testing.assert_allclose(got[1:], stats.norm.logpdf(Y, 0.7, 1.5).sum(), rtol=1e-12)
-    impossible = jax.jit(jax.grad(lambda alpha: density(nt.temper(infinite_value, alpha=alpha), {"theta": 0.7})))
+    np.testing.assert_allclose(
+        got[1:], stats.norm.logpdf(Y, 0.7, 1.5).sum(), rtol=1e-12
+    )
+    impossible = jax.jit(
+        jax.grad(
+            lambda alpha: density(
+                nt.temper(infinite_value, alpha=alpha), {"theta": 0.7}
+            )
+        )
+    )
     assert np.isfinite(impossible(0.0))
 
 
 def test_traced_alpha_that_is_not_a_number_stays_visible():
-    traced = jax.jit(lambda alpha: density(nt.temper(normal, alpha=alpha), {"theta": 0.7}))
+    traced = jax.jit(
+        lambda alpha: density(nt.temper(normal, alpha=alpha), {"theta": 0.7})
+    )
     assert np.isnan(traced(np.nan))
 
 
@@ -274,7 +342,9 @@ def test_svi_optimises_the_tempered_joint(x64):
     # The guide keeps what it was set up with, so that this is not for jit.
     state = svi.init(jax.random.key(0))
     theta = float(svi.get_params(state)["theta_auto_loc"])
-    assert float(svi.evaluate(state)) == pytest.approx(-normal_density(theta, 0.3), rel=1e-12)
+    assert float(svi.evaluate(state)) == pytest.approx(
+        -normal_density(theta, 0.3), rel=1e-12
+    )
 
 
 def test_nuts_potential_is_the_tempered_joint(x64):
@@ -290,7 +360,9 @@ def test_nuts_potential_is_the_tempered_joint(x64):
 def test_potential_is_minus_density_minus_log_jacobian(alpha, x64):
     model, u = nt.temper(positive, alpha=alpha), 0.4
     constrained = float(density(model, {"s": np.exp(u)}, Y))
-    assert constrained == pytest.approx(positive_density(np.exp(u), Y, alpha), rel=1e-12)
+    assert constrained == pytest.approx(
+        positive_density(np.exp(u), Y, alpha), rel=1e-12
+    )
     assert potential(model, {"s": u}, Y) == pytest.approx(-(constrained + u), rel=1e-12)
 
 
@@ -299,6 +371,11 @@ def test_potential_is_minus_density_minus_log_jacobian(alpha, x64):
     reason="jax then finds programs of other tests by the array in them, whatever the precision",
 )
 def test_single_precision_is_double_precision_rounded():
-    got = [density(nt.temper(normal, alpha=alpha), {"theta": jnp.float32(0.7)}) for alpha in (0.0, 0.1, 1.0)]
+    got = [
+        density(nt.temper(normal, alpha=alpha), {"theta": jnp.float32(0.7)})
+        for alpha in (0.0, 0.1, 1.0)
+    ]
     assert all(value.dtype == jnp.result_type(float) for value in got)
-    np.testing.assert_allclose(got, [normal_density(0.7, alpha) for alpha in (0.0, 0.1, 1.0)], rtol=2e-6)
+    np.testing.assert_allclose(
+        got, [normal_density(0.7, alpha) for alpha in (0.0, 0.1, 1.0)], rtol=2e-6
+    )

@@ -11,7 +11,16 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers, primitives
-from numpyro.infer import HMC, HMCECS, MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer import (
+    HMC,
+    HMCECS,
+    MCMC,
+    NUTS,
+    SVI,
+    Predictive,
+    Trace_ELBO,
+    TraceMeanField_ELBO,
+)
 from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoNormal
 from numpyro.infer.util import initialize_model, potential_energy
 from numpyro.primitives import Messenger
@@ -57,11 +66,15 @@ def wrapped(request, monkeypatch):
 def model(y):
     theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
     with numpyro.plate("n", len(y), subsample_size=2):
-        numpyro.sample("y", dist.Normal(theta, 1.0), obs=numpyro.subsample(y, event_dim=0))
+        numpyro.sample(
+            "y", dist.Normal(theta, 1.0), obs=numpyro.subsample(y, event_dim=0)
+        )
 
 
 def simple(y):
-    numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal(0.0, 2.0)), 1.0), obs=y)
+    numpyro.sample(
+        "y", dist.Normal(numpyro.sample("theta", dist.Normal(0.0, 2.0)), 1.0), obs=y
+    )
 
 
 class MySVI(SVI):
@@ -87,12 +100,17 @@ def start(target, guide, kind=SVI):
 @pytest.mark.usefixtures("wrapped")
 def test_a_wrapped_svi_refuses_a_guide_on_the_untempered_model(kind):
     tempered = nt.temper(simple, alpha=ALPHA)
-    with pytest.raises(ValueError, match=r"AutoLaplaceApproximation keeps a model without alpha.*SVI is given"):
+    with pytest.raises(
+        ValueError,
+        match=r"AutoLaplaceApproximation keeps a model without alpha.*SVI is given",
+    ):
         start(tempered, AutoLaplaceApproximation(simple), kind)
     start(tempered, AutoLaplaceApproximation(tempered), kind)
     start(tempered, AutoNormal(simple), kind)
     # A guard has no memory of other guides.
-    with pytest.raises(ValueError, match=r"keeps a model without alpha.*that SVI is given"):
+    with pytest.raises(
+        ValueError, match=r"keeps a model without alpha.*that SVI is given"
+    ):
         start(tempered, AutoLaplaceApproximation(simple), kind)
 
 
@@ -114,7 +132,11 @@ def test_a_wrapped_hmcecs_is_refused(kind, proxy):
 @pytest.mark.usefixtures("wrapped")
 def test_a_wrapped_nuts_is_not_taken_for_hmcecs():
     jax.eval_shape(
-        lambda: NUTS(nt.temper(simple, alpha=ALPHA)).init(KEY, 1, None, (jnp.asarray(Y),), {}).potential_energy
+        lambda: (
+            NUTS(nt.temper(simple, alpha=ALPHA))
+            .init(KEY, 1, None, (jnp.asarray(Y),), {})
+            .potential_energy
+        )
     )
 
 
@@ -128,10 +150,16 @@ def local(y):
 def test_local_latents_warn_where_their_potential_is_the_target():
     tempered = nt.temper(local, alpha=ALPHA, local_plates=["n"])
     y = jnp.asarray(Y)
-    with pytest.warns(UserWarning, match=r"MCMC samples the local latent 'z'.*fit it by SVI"):
+    with pytest.warns(
+        UserWarning, match=r"MCMC samples the local latent 'z'.*fit it by SVI"
+    ):
         jax.eval_shape(lambda: potential_energy(tempered, (y,), {}, {"z": y}))
-    with pytest.warns(UserWarning, match=r"MCMC samples the local latent 'z'.*fit it by SVI"):
-        jax.eval_shape(lambda: initialize_model(KEY, tempered, model_args=(y,)).param_info)
+    with pytest.warns(
+        UserWarning, match=r"MCMC samples the local latent 'z'.*fit it by SVI"
+    ):
+        jax.eval_shape(
+            lambda: initialize_model(KEY, tempered, model_args=(y,)).param_info
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         start(tempered, tempered.guide(AutoNormal(tempered)))
@@ -148,11 +176,19 @@ def mixture(y):
 def test_a_wrapped_predictive_refuses_to_draw_what_is_summed_out():
     pytest.importorskip("funsor")
     marginal = nt.marginalize(mixture)
-    with pytest.raises(ValueError, match=r"^the local discrete.*draw them by the model without marginalize"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the local discrete.*draw them by the model without marginalize",
+    ):
         Predictive(marginal, num_samples=2, infer_discrete=True)(KEY, jnp.asarray(Y))
     # Neither a mask nor a condition alone draws them.
-    for harmless in (handlers.mask(marginal, mask=True), handlers.condition(marginal, data={})):
-        jax.eval_shape(lambda harmless=harmless: trace_of(harmless, jnp.asarray(Y)) and None)
+    for harmless in (
+        handlers.mask(marginal, mask=True),
+        handlers.condition(marginal, data={}),
+    ):
+        jax.eval_shape(
+            lambda harmless=harmless: trace_of(harmless, jnp.asarray(Y)) and None
+        )
     jax.eval_shape(lambda: Predictive(marginal, num_samples=2)(KEY, jnp.asarray(Y)))
 
 
@@ -169,7 +205,9 @@ def test_a_wrapped_collapse_is_refused():
     scoped = handlers.scope(collapsed, prefix="a")
     for target, name in ((collapsed, "p"), (scoped, "a/p")):
         with pytest.raises(ValueError, match=rf"factor '{name}' of handlers\.collapse"):
-            jax.eval_shape(lambda target=target: trace_of(nt.temper(target, alpha=0.5), 7) and None)
+            jax.eval_shape(
+                lambda target=target: trace_of(nt.temper(target, alpha=0.5), 7) and None
+            )
     # Around a tempered part, or beside one, it is no concern of this handler.
     before = len(dist.distribution.COERCIONS)
 
@@ -198,11 +236,16 @@ def test_wrapped_primitives_tell_jacobians_from_factors(monkeypatch, x64):
 
     y = np.array([1.3])
     want = -(positive_density(np.exp(0.4), y, ALPHA) + 0.4 + 2.0 * ALPHA)
-    assert potential(nt.temper(with_bonus, alpha=ALPHA), {"s": 0.4}, y) == pytest.approx(want, rel=1e-12)
+    assert potential(
+        nt.temper(with_bonus, alpha=ALPHA), {"s": 0.4}, y
+    ) == pytest.approx(want, rel=1e-12)
 
 
 def test_a_call_stack_without_numpyro_is_refused():
-    with pytest.raises(RuntimeError, match=r"^the call stack.*shows no apply_stack.*compiled, or newer than"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^the call stack.*shows no apply_stack.*compiled, or newer than",
+    ):
         effects.is_inside_a_handler()
 
 
@@ -250,6 +293,9 @@ def test_the_messages_of_two_models_do_not_say_whose_a_factor_is():
             numpyro.factor("penalty", -1.0)
             numpyro.sample("t", normal)
 
-    traces = [trace_of(nt.temper(model, alpha=ALPHA)) for model in (by_the_handler, by_the_model)]
+    traces = [
+        trace_of(nt.temper(model, alpha=ALPHA))
+        for model in (by_the_handler, by_the_model)
+    ]
     assert list(traces[0]) == list(traces[1]) == ["penalty", "s"]
     assert [trace["penalty"]["scale"] for trace in traces] == [None, ALPHA]

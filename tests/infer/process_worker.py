@@ -22,8 +22,15 @@ def data():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM_ROWS, 3))
     y = x @ [0.5, -1.0, 0.25] + 0.4 * rng.normal(size=NUM_ROWS)
-    blobs = np.concatenate([rng.normal(size=(70, 2)), 0.5 * rng.normal(size=(50, 2)) + [3.0, 2.0]])
-    return {"x": x, "y": y, "labels": (y > 0).astype(int), "blobs": rng.permutation(blobs)}
+    blobs = np.concatenate(
+        [rng.normal(size=(70, 2)), 0.5 * rng.normal(size=(50, 2)) + [3.0, 2.0]]
+    )
+    return {
+        "x": x,
+        "y": y,
+        "labels": (y > 0).astype(int),
+        "blobs": rng.permutation(blobs),
+    }
 
 
 def write_groups(path):
@@ -32,7 +39,9 @@ def write_groups(path):
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    table = pa.Table.from_pandas(pd.DataFrame(data()["x"], columns=list("abc")).assign(y=data()["y"]))
+    table = pa.Table.from_pandas(
+        pd.DataFrame(data()["x"], columns=list("abc")).assign(y=data()["y"])
+    )
     with parquet.ParquetWriter(path, table.schema) as writer:
         start = 0
         for size in GROUPS:
@@ -81,7 +90,9 @@ def clusters(x):
 
     loc = numpyro.sample("loc", dist.Normal(jnp.array([0.0, 3.0]), 1.0).to_event(1))
     with numpyro.plate("rows", x.shape[0]):
-        label = numpyro.sample("label", dist.Bernoulli(0.4), infer={"enumerate": "parallel"})
+        label = numpyro.sample(
+            "label", dist.Bernoulli(0.4), infer={"enumerate": "parallel"}
+        )
         numpyro.sample("x", dist.Normal(loc[label], 1.0), obs=x[:, 0])
 
 
@@ -100,7 +111,9 @@ def stochastic_fit(rows, **options):
     import numpyro_tempered as nt
 
     options = {"alpha": 0.5, "num_steps": 300, "num_particles": 100, **options}
-    return nt.fit_svi(jax.random.key(0), regression, AutoNormal, rows["x"], rows["y"], **options)
+    return nt.fit_svi(
+        jax.random.key(0), regression, AutoNormal, rows["x"], rows["y"], **options
+    )
 
 
 @functools.cache
@@ -110,14 +123,28 @@ def gaussian_fit(rows):
 
     import numpyro_tempered as nt
 
-    guide, expectation = AutoMultivariateNormal, nt.expectations.gauss_hermite(predictor="eta")
+    guide, expectation = (
+        AutoMultivariateNormal,
+        nt.expectations.gauss_hermite(predictor="eta"),
+    )
     return nt.fit_gaussian(
-        jax.random.key(0), classification, guide, rows["x"], rows["labels"], alpha=0.5, expectation=expectation
+        jax.random.key(0),
+        classification,
+        guide,
+        rows["x"],
+        rows["labels"],
+        alpha=0.5,
+        expectation=expectation,
     )
 
 
 def numbers_of(fit):
-    return {**fit.params, "losses": fit.losses, **fit.elbo._asdict(), "improper": len(fit.elbo.improper)}
+    return {
+        **fit.params,
+        "losses": fit.losses,
+        **fit.elbo._asdict(),
+        "improper": len(fit.elbo.improper),
+    }
 
 
 def task_svi(rows):
@@ -141,7 +168,9 @@ def task_gaussian_by_draws(rows):
     import numpyro_tempered as nt
 
     args = two_sites, AutoMultivariateNormal, rows["x"], rows["y"], rows["labels"]
-    return numbers_of(nt.fit_gaussian(jax.random.key(0), *args, alpha={"y": 0.5, "labels": 1.0}))
+    return numbers_of(
+        nt.fit_gaussian(jax.random.key(0), *args, alpha={"y": 0.5, "labels": 1.0})
+    )
 
 
 def task_marginalized(rows):
@@ -151,14 +180,18 @@ def task_marginalized(rows):
     import numpyro_tempered as nt
 
     model = nt.marginalize(clusters)
-    fit = nt.fit_gaussian(jax.random.key(0), model, AutoMultivariateNormal, rows["blobs"], alpha=0.5)
+    fit = nt.fit_gaussian(
+        jax.random.key(0), model, AutoMultivariateNormal, rows["blobs"], alpha=0.5
+    )
     return numbers_of(fit)
 
 
 def task_inference_data(rows):
     import numpyro_tempered as nt
 
-    data = nt.to_inference_data(gaussian_fit(rows), num_samples=50, posterior_predictive=True)
+    data = nt.to_inference_data(
+        gaussian_fit(rows), num_samples=50, posterior_predictive=True
+    )
     elpd = nt.loo(data)
     return {
         "weights": data["posterior"]["weights"].values,
@@ -181,13 +214,19 @@ def task_compare(rows):
         import numpyro
         import numpyro.distributions as dist
 
-        weights = numpyro.sample("weights", dist.Normal(0.0, 10.0).expand([3]).to_event(1))
+        weights = numpyro.sample(
+            "weights", dist.Normal(0.0, 10.0).expand([3]).to_event(1)
+        )
         with numpyro.plate("rows", x.shape[0]):
             numpyro.sample("labels", dist.Bernoulli(logits=x @ weights), obs=labels)
 
     data = rows["x"], rows["labels"]
-    other = nt.fit_gaussian(jax.random.key(0), wide, AutoMultivariateNormal, *data, alpha=0.5)
-    table = nt.compare({"narrow": gaussian_fit(rows), "wide": other})["model_comparison"]
+    other = nt.fit_gaussian(
+        jax.random.key(0), wide, AutoMultivariateNormal, *data, alpha=0.5
+    )
+    table = nt.compare({"narrow": gaussian_fit(rows), "wide": other})[
+        "model_comparison"
+    ]
     return {name: table[name].values for name in ("criterion", "weight", "se")}
 
 
@@ -197,13 +236,25 @@ def task_alpha(rows):
 
     import numpyro_tempered as nt
 
-    args = jax.random.key(0), classification, AutoMultivariateNormal, rows["x"], rows["labels"]
+    args = (
+        jax.random.key(0),
+        classification,
+        AutoMultivariateNormal,
+        rows["x"],
+        rows["labels"],
+    )
     few = {"num_samples": 50, "num_refit_samples": 50}
     expectation = nt.expectations.gauss_hermite(predictor="eta")
     risk = nt.select_alpha(
-        *args, alphas=[0.5, 1.0], criterion=nt.alpha.safe_bayes(blocks=3), expectation=expectation, **few
+        *args,
+        alphas=[0.5, 1.0],
+        criterion=nt.alpha.safe_bayes(blocks=3),
+        expectation=expectation,
+        **few,
     )
-    coverage = nt.select_alpha(*args, criterion=nt.alpha.lyddon(), expectation=expectation, **few)
+    coverage = nt.select_alpha(
+        *args, criterion=nt.alpha.lyddon(), expectation=expectation, **few
+    )
     criterion = risk.data["alpha_selection"]["criterion"].values
     return {"risk": risk.alpha, "criterion": criterion, "coverage": coverage.alpha}
 
@@ -217,9 +268,13 @@ def task_checks(rows):
     key, data = jax.random.key(0), (rows["x"], rows["labels"])
     check = nt.check_fit(key, gaussian_fit(rows))
     errors = nt.table(nt.sandwich(key, gaussian_fit(rows)))
-    path = nt.temper_path(key, classification, AutoMultivariateNormal, *data, alphas=[0.0, 0.5, 1.0])
+    path = nt.temper_path(
+        key, classification, AutoMultivariateNormal, *data, alphas=[0.0, 0.5, 1.0]
+    )
     mean_field = nt.fit_gaussian(key, classification, AutoNormal, *data, alpha=0.5)
-    modes = nt.fit_gaussian(key, classification, AutoMultivariateNormal, *data, alpha=0.5, num_components=2)
+    modes = nt.fit_gaussian(
+        key, classification, AutoMultivariateNormal, *data, alpha=0.5, num_components=2
+    )
     return {
         "bound": check.w2_bound,
         "divergence": check.divergences.pareto_k,
@@ -236,9 +291,15 @@ def task_sparse(rows):
     import numpyro_tempered as nt
 
     key, prior = jax.random.key(0), {"inclusion_prob": 0.5, "slab_scale": 1.0}
-    linear = nt.sparse.fit_linear(key, rows["x"], rows["y"], **prior, alpha=0.5, num_restarts=3)
-    logistic = nt.sparse.fit_logistic(key, rows["x"], rows["labels"], **prior, intercept_scale=1.0)
-    data = nt.to_inference_data(linear, rows["x"], rows["y"], rng_key=key, num_samples=20)
+    linear = nt.sparse.fit_linear(
+        key, rows["x"], rows["y"], **prior, alpha=0.5, num_restarts=3
+    )
+    logistic = nt.sparse.fit_logistic(
+        key, rows["x"], rows["labels"], **prior, intercept_scale=1.0
+    )
+    data = nt.to_inference_data(
+        linear, rows["x"], rows["y"], rng_key=key, num_samples=20
+    )
     return {
         "linear": linear.posterior.mean,
         "elbo": linear.elbo,
@@ -271,11 +332,19 @@ def task_mixtures(rows):
 
     import numpyro_tempered as nt
 
-    key, x, component = jax.random.key(0), rows["blobs"], nt.components.known_variance(2, prior_scale=10.0)
-    selection = nt.mixtures.select_num_components(key, x, component, num_components=[1, 2], num_samples=4)
+    key, x, component = (
+        jax.random.key(0),
+        rows["blobs"],
+        nt.components.known_variance(2, prior_scale=10.0),
+    )
+    selection = nt.mixtures.select_num_components(
+        key, x, component, num_components=[1, 2], num_samples=4
+    )
     fit = selection.fit
     data = nt.to_inference_data(fit, x, rng_key=key, num_samples=20)
-    by_steps = nt.mixtures.fit_stochastic(key, [x], component, num_components=2, batch_size=20, num_samples=4)
+    by_steps = nt.mixtures.fit_stochastic(
+        key, [x], component, num_components=2, batch_size=20, num_samples=4
+    )
     return {
         "num_components": selection.num_components,
         "objective": fit.objective,
@@ -296,7 +365,9 @@ def task_nuts(rows):
     import numpyro_tempered as nt
 
     kernel = NUTS(nt.temper(classification, alpha=0.5))
-    mcmc = MCMC(kernel, num_warmup=20, num_samples=20, progress_bar=False, jit_model_args=True)
+    mcmc = MCMC(
+        kernel, num_warmup=20, num_samples=20, progress_bar=False, jit_model_args=True
+    )
     each = np.array_split(np.arange(NUM_ROWS), jax.process_count())[jax.process_index()]
     whole = data()
     shared, _ = nt.processes.share_rows(whole["x"][each], whole["labels"][each])
@@ -316,16 +387,27 @@ def task_own_rows(rows):
 
     import numpyro_tempered as nt
 
-    groups = sum(GROUPS_OF, ()) if jax.process_count() == 1 else GROUPS_OF[jax.process_index()]
+    groups = (
+        sum(GROUPS_OF, ())
+        if jax.process_count() == 1
+        else GROUPS_OF[jax.process_index()]
+    )
     with parquet.ParquetFile(rows["file"]) as file:
         frame = file.read_row_groups(groups).to_pandas()
     (x, y), mask = nt.processes.share_rows(frame[["a", "b", "c"]], frame["y"])
-    fit = nt.fit_gaussian(jax.random.key(0), regression, AutoMultivariateNormal, x, y, mask, alpha=0.5)
+    fit = nt.fit_gaussian(
+        jax.random.key(0), regression, AutoMultivariateNormal, x, y, mask, alpha=0.5
+    )
     data = nt.to_inference_data(fit, num_samples=50)
     keep = nt.processes.to_host(mask)
     component = nt.components.known_variance(3, prior_scale=10.0)
     mixture = nt.mixtures.fit(
-        jax.random.key(0), x, component, num_components=1, sample_weight=mask, num_samples=4
+        jax.random.key(0),
+        x,
+        component,
+        num_components=1,
+        sample_weight=mask,
+        num_samples=4,
     )
     return {
         **{name: value for name, value in numbers_of(fit).items() if name != "losses"},
@@ -362,18 +444,32 @@ def task_refusals(rows):
     bad[-1] = np.nan if number else 0.0
     (bad,), _ = nt.processes.share_rows(bad)
     return {
-        "key": message(lambda: fit(jax.random.key(number), regression, AutoNormal, x, y)),
-        "alpha": message(lambda: fit(key, regression, AutoNormal, x, y, alpha=1.0 - 0.5 * number)),
-        "own_rows": message(lambda: fit(key, regression, AutoNormal, x, np.full(NUM_ROWS, float(number)))),
+        "key": message(
+            lambda: fit(jax.random.key(number), regression, AutoNormal, x, y)
+        ),
+        "alpha": message(
+            lambda: fit(key, regression, AutoNormal, x, y, alpha=1.0 - 0.5 * number)
+        ),
+        "own_rows": message(
+            lambda: fit(
+                key, regression, AutoNormal, x, np.full(NUM_ROWS, float(number))
+            )
+        ),
         "program": message(lambda: fit(key, differing, AutoNormal, x, y)),
         "nan": message(lambda: fit(key, regression, AutoNormal, x, bad)),
         "no_rows": message(lambda: nt.processes.share_rows(np.ones((number, 2)))),
         "columns": message(lambda: nt.processes.share_rows(np.ones((3, 2 + number)))),
-        "no_array": message(lambda: nt.processes.share_rows(np.ones(3), np.ones(3 + number))),
+        "no_array": message(
+            lambda: nt.processes.share_rows(np.ones(3), np.ones(3 + number))
+        ),
     }
 
 
-TASKS = {name.removeprefix("task_"): task for name, task in list(globals().items()) if name.startswith("task_")}
+TASKS = {
+    name.removeprefix("task_"): task
+    for name, task in list(globals().items())
+    if name.startswith("task_")
+}
 
 
 def plain(value):
@@ -381,7 +477,11 @@ def plain(value):
 
     import numpyro_tempered as nt
 
-    return value if isinstance(value, str) else np.asarray(nt.processes.to_host(value), float).tolist()
+    return (
+        value
+        if isinstance(value, str)
+        else np.asarray(nt.processes.to_host(value), float).tolist()
+    )
 
 
 def numbers_of_task(name, rows):
@@ -400,12 +500,16 @@ def join(port, process, **options):
     from jax.sharding import NamedSharding, PartitionSpec
 
     jax.config.update("jax_enable_x64", True)
-    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process, **options)
+    jax.distributed.initialize(
+        f"localhost:{port}", num_processes=2, process_id=process, **options
+    )
     half = NUM_ROWS // 2
     sharding = NamedSharding(jax.make_mesh((2,), ("rows",)), PartitionSpec("rows"))
     return Rows(
         {
-            name: jax.make_array_from_process_local_data(sharding, value[half * process : half * (process + 1)])
+            name: jax.make_array_from_process_local_data(
+                sharding, value[half * process : half * (process + 1)]
+            )
             for name, value in data().items()
         }
     )

@@ -16,7 +16,9 @@ OPTIMUM = np.array([0.3, -1.0, 2.0, 0.1], np.float32)
 def quadratic(z, key):
     """Half of z' C z about the optimum, with noise of unit variance in each derivative."""
     shift = z["z"] - OPTIMUM
-    return 0.5 * jnp.sum(CURVATURE * shift**2) + jnp.sum(shift * jax.random.normal(key, shift.shape))
+    return 0.5 * jnp.sum(CURVATURE * shift**2) + jnp.sum(
+        shift * jax.random.normal(key, shift.shape)
+    )
 
 
 def gap(z):
@@ -25,7 +27,9 @@ def gap(z):
 
 def run(objective=quadratic, start=0.0, key=KEY, **options):
     options = {"step_size": 0.05, "num_steps": 20_000, "tolerance": 0.02, **options}
-    return minimise(objective, {"z": jnp.full(4, start)}, key, value_key=VALUE_KEY, **options)
+    return minimise(
+        objective, {"z": jnp.full(4, start)}, key, value_key=VALUE_KEY, **options
+    )
 
 
 def test_a_run_ends_at_the_optimum_and_says_how_near():
@@ -93,7 +97,10 @@ def test_a_start_that_is_better_than_what_follows_is_the_end():
 
 @pytest.mark.full
 def test_the_estimated_gap_is_the_gap_on_average():
-    runs = [run(key=jax.random.fold_in(KEY, i), num_steps=1500, tolerance=1e-9) for i in range(40)]
+    runs = [
+        run(key=jax.random.fold_in(KEY, i), num_steps=1500, tolerance=1e-9)
+        for i in range(40)
+    ]
     truth = np.array([gap(settled.z) for settled in runs])
     estimate = np.array([settled.noise for settled in runs])
     error = np.hypot(truth.std(), estimate.std()) / np.sqrt(len(runs))
@@ -101,12 +108,19 @@ def test_the_estimated_gap_is_the_gap_on_average():
     assert truth.mean() > 4.0 * error
 
 
-@pytest.mark.parametrize(("quorum", "ends"), [(0.75, True), pytest.param(1.0, False, marks=pytest.mark.full)])
-def test_a_run_without_an_optimum_holds_up_others_only_where_all_must_settle(quorum, ends):
+@pytest.mark.parametrize(
+    ("quorum", "ends"), [(0.75, True), pytest.param(1.0, False, marks=pytest.mark.full)]
+)
+def test_a_run_without_an_optimum_holds_up_others_only_where_all_must_settle(
+    quorum, ends
+):
     def objective(z, key, slope):
         return jnp.where(slope > 0.0, slope * jnp.sum(z["z"]), quadratic(z, key))
 
-    starts, slopes = {"z": np.zeros((4, 4), np.float32)}, np.array([0.0, 0.0, 10.0, 0.0], np.float32)
+    starts, slopes = (
+        {"z": np.zeros((4, 4), np.float32)},
+        np.array([0.0, 0.0, 10.0, 0.0], np.float32),
+    )
     descent = compile_descent(objective, starts, slopes, KEY, 4000)
     settled = descend(
         descent,

@@ -23,7 +23,9 @@ def model(x, y=None):
 def make_rows():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 2))
-    return x, (rng.uniform(size=30) < 1 / (1 + np.exp(-x @ np.array([1.0, -0.5])))).astype(float)
+    return x, (
+        rng.uniform(size=30) < 1 / (1 + np.exp(-x @ np.array([1.0, -0.5])))
+    ).astype(float)
 
 
 @pytest.mark.full
@@ -39,7 +41,14 @@ def test_a_partitioned_model_ends_at_the_batch_fit(x64, tempered):
     run = nt.online.run_partitioned(pvi, prior, shards, num_rounds=100, tolerance=1e-14)
     assert run.converged
     fit = nt.fit_gaussian(
-        jax.random.key(1), model, AutoMultivariateNormal, x, y, alpha=0.5, expectation=ETA, tolerance=1e-12
+        jax.random.key(1),
+        model,
+        AutoMultivariateNormal,
+        x,
+        y,
+        alpha=0.5,
+        expectation=ETA,
+        tolerance=1e-12,
     )
     batch = fit.convergence.posterior
     np.testing.assert_allclose(run.posterior.loc, batch.loc, rtol=1e-6)

@@ -53,7 +53,10 @@ if sys.argv[1] == "fit_svi":
 @pytest.mark.parametrize("name", MOST)
 def test_a_first_call_compiles_few_programs(name):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, name], env=os.environ, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, name],
+        env=os.environ,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     number, *imported = done.stdout.split()

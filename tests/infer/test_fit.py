@@ -11,14 +11,24 @@ import optax
 import pandas as pd
 import pytest
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from numpyro.infer.svi import SVIRunResult
 from numpyro.infer.util import log_density
 from oracles import gaussian_kl, tempered_normal_log_evidence, tempered_normal_posterior
 from scipy import stats
 
 import numpyro_tempered as nt
-from numpyro_tempered.infer.elbo import TemperedELBO, evaluate_elbo, gaussian_of_laplace, has_point_mass
+from numpyro_tempered.infer.elbo import (
+    TemperedELBO,
+    evaluate_elbo,
+    gaussian_of_laplace,
+    has_point_mass,
+)
 from numpyro_tempered.infer.svi import finish, sample_posterior
 
 KEY = jax.random.key(11)
@@ -40,7 +50,9 @@ def step_noise(c):
 
 
 def decaying():
-    return optax.adam(optax.exponential_decay(FIRST_STEP, STEPS, LAST_STEP / FIRST_STEP))
+    return optax.adam(
+        optax.exponential_decay(FIRST_STEP, STEPS, LAST_STEP / FIRST_STEP)
+    )
 
 
 TO_THE_END = {"num_steps": STEPS, "loss": Trace_ELBO(num_particles=PARTICLES)}
@@ -82,7 +94,8 @@ def still(monkeypatch):
     """For what a fit does before and after its steps: neither they nor the ELBO are taken."""
     monkeypatch.setattr("numpyro_tempered.infer.svi.SVI", Still)
     monkeypatch.setattr(
-        "numpyro_tempered.infer.svi.evaluate_elbo", lambda *_, **__: TemperedELBO(0.0, 0.0, 0.0, 0.0)
+        "numpyro_tempered.infer.svi.evaluate_elbo",
+        lambda *_, **__: TemperedELBO(0.0, 0.0, 0.0, 0.0),
     )
 
 
@@ -95,7 +108,9 @@ def quickly(request):
 
 def scales_of(fit):
     """The scale of each site of the fitted model."""
-    trace = numpyro.handlers.trace(numpyro.handlers.seed(fit.model, 0)).get_trace(*fit.args)
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(fit.model, 0)).get_trace(
+        *fit.args
+    )
     return {k: site["scale"] for k, site in trace.items() if site["type"] == "sample"}
 
 
@@ -108,7 +123,9 @@ GIVEN = (0.3, 0.7)
 
 def given_elbo(model, *args, num_particles=500):
     """The ELBO of N(GIVEN)."""
-    return evaluate_elbo(KEY, model, given_guide, {}, args, {}, num_particles=num_particles)
+    return evaluate_elbo(
+        KEY, model, given_guide, {}, args, {}, num_particles=num_particles
+    )
 
 
 @pytest.mark.full
@@ -141,7 +158,9 @@ def assert_elbo(fit, q):
     assert elbo.kl == pytest.approx(gaussian_kl(*q, PRIOR_MEAN, PRIOR_SD), rel=1e-4)
     # The same draws: the standard error of the first is alpha times that of the second.
     assert abs(elbo.expected_log_lik - expected_log_lik(q)) < 4 * elbo.se / ALPHA + 1e-4
-    assert elbo.value == pytest.approx(ALPHA * elbo.expected_log_lik - elbo.kl, rel=1e-5)
+    assert elbo.value == pytest.approx(
+        ALPHA * elbo.expected_log_lik - elbo.kl, rel=1e-5
+    )
     # Var of alpha log L under q by hand, a quadratic of a Gaussian.
     n = len(Y)
     slope = (Y.sum() - n * q[0]) / NOISE**2
@@ -156,12 +175,22 @@ DATES = [f"2024-01-0{day}" for day in range(1, 7)]
 @pytest.fixture(scope="module")
 def auto_normal():
     data = pd.Series(np.asarray(DATA), pd.Index(DATES, name="day"))
-    return nt.fit_svi(KEY, model, AutoNormal, data, alpha=ALPHA, optim=decaying(), **TO_THE_END)
+    return nt.fit_svi(
+        KEY, model, AutoNormal, data, alpha=ALPHA, optim=decaying(), **TO_THE_END
+    )
 
 
 @pytest.fixture(scope="module")
 def by_hand():
-    return nt.fit_svi(KEY, model, lambda m: hand_written, DATA, alpha=ALPHA, optim=decaying(), **TO_THE_END)
+    return nt.fit_svi(
+        KEY,
+        model,
+        lambda m: hand_written,
+        DATA,
+        alpha=ALPHA,
+        optim=decaying(),
+        **TO_THE_END,
+    )
 
 
 def auto_normal_q(fit):
@@ -177,7 +206,9 @@ def test_auto_normal_finds_the_tempered_posterior(auto_normal):
     assert_posterior(q)
     assert_elbo(auto_normal, q)
     assert abs(auto_normal.elbo.value - LOG_EVIDENCE) < 4 * auto_normal.elbo.se + 0.01
-    assert {axis: list(labels) for axis, labels in auto_normal.coords.items()} == {"day": DATES}
+    assert {axis: list(labels) for axis, labels in auto_normal.coords.items()} == {
+        "day": DATES
+    }
     # The test tells the powers apart.
     bayes = tempered_normal_posterior(Y, 1.0, PRIOR_MEAN, PRIOR_SD, NOISE)
     assert math.log(POSTERIOR[1] / bayes[1]) > 0.3
@@ -199,7 +230,9 @@ def test_a_numpyro_optimiser_and_another_loss():
         y=DATA,
         alpha=ALPHA,
         num_steps=STEPS,
-        optim=numpyro.optim.ClippedAdam(lambda i: FIRST_STEP * (LAST_STEP / FIRST_STEP) ** (i / STEPS)),
+        optim=numpyro.optim.ClippedAdam(
+            lambda i: FIRST_STEP * (LAST_STEP / FIRST_STEP) ** (i / STEPS)
+        ),
         loss=TraceMeanField_ELBO(num_particles=PARTICLES),
     )
     assert_posterior(auto_normal_q(fit))
@@ -232,11 +265,18 @@ def test_arguments_by_name_are_handed_on(auto_normal):
 
 @pytest.fixture(scope="module")
 def with_hand_written(auto_normal):
-    return auto_normal._replace(guide=hand_written, params={"m": np.float32(0.3), "s": np.float32(0.7)})
+    return auto_normal._replace(
+        guide=hand_written, params={"m": np.float32(0.3), "s": np.float32(0.7)}
+    )
 
 
 @pytest.mark.parametrize(
-    "which", ["auto_normal", "with_hand_written", pytest.param("by_hand", marks=pytest.mark.full)]
+    "which",
+    [
+        "auto_normal",
+        "with_hand_written",
+        pytest.param("by_hand", marks=pytest.mark.full),
+    ],
 )
 def test_draws_of_the_posterior(which, request):
     fit = request.getfixturevalue(which)
@@ -248,7 +288,9 @@ def test_draws_of_the_posterior(which, request):
     assert theta.shape == (n,)
     assert abs(theta.mean() - mean) < 5 * sd / math.sqrt(n)
     assert abs(theta.std() / sd - 1) < 5 / math.sqrt(2 * n)
-    np.testing.assert_array_equal(sample_posterior(fit, jax.random.key(1), n)["theta"], draws["theta"])
+    np.testing.assert_array_equal(
+        sample_posterior(fit, jax.random.key(1), n)["theta"], draws["theta"]
+    )
 
 
 @pytest.mark.full
@@ -256,19 +298,27 @@ def test_draws_of_the_posterior(which, request):
 @pytest.mark.filterwarnings("ignore::numpyro_tempered.ConvergenceWarning")
 def test_the_key_decides_the_fit(optim):
     one, two, other = (
-        nt.fit_svi(key, model, AutoNormal, DATA, num_steps=3, num_particles=2, optim=optim)
+        nt.fit_svi(
+            key, model, AutoNormal, DATA, num_steps=3, num_particles=2, optim=optim
+        )
         for key in (KEY, KEY, jax.random.key(12))
     )
     np.testing.assert_array_equal(one.losses, two.losses)
     assert one.elbo == two.elbo
-    assert (one.losses != other.losses).any()  # at the mode of a Gaussian the first is exact
+    assert (
+        one.losses != other.losses
+    ).any()  # at the mode of a Gaussian the first is exact
 
 
 def test_alpha_zero_leaves_the_prior_alone(still):
     fit = quick(lambda m: hand_written, alpha=0)
     assert fit.alpha == 0.0
-    joint = jax.jit(lambda theta: log_density(fit.model, (DATA,), {}, {"theta": theta})[0])(0.3)
-    assert float(joint) == pytest.approx(stats.norm.logpdf(0.3, PRIOR_MEAN, PRIOR_SD), rel=1e-6)
+    joint = jax.jit(
+        lambda theta: log_density(fit.model, (DATA,), {}, {"theta": theta})[0]
+    )(0.3)
+    assert float(joint) == pytest.approx(
+        stats.norm.logpdf(0.3, PRIOR_MEAN, PRIOR_SD), rel=1e-6
+    )
 
 
 @pytest.mark.full
@@ -285,7 +335,10 @@ def test_alpha_zero_is_the_prior():
 
 def test_a_guide_that_is_built_already_has_its_own_model(quickly):
     built = AutoNormal(model)
-    with pytest.raises(ValueError, match=r"this AutoNormal is built already.*alpha = 0.4.*model to guide"):
+    with pytest.raises(
+        ValueError,
+        match=r"this AutoNormal is built already.*alpha = 0.4.*model to guide",
+    ):
         quick(built, alpha=ALPHA)
     fit = quick(built, alpha=1.0)
     assert fit.guide is built
@@ -293,9 +346,15 @@ def test_a_guide_that_is_built_already_has_its_own_model(quickly):
 
 
 def test_a_factory_must_use_the_model_it_is_given(quickly):
-    with pytest.raises(ValueError, match=r"^the guide factory.*built on another model.*it on its argument"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the guide factory.*built on another model.*it on its argument",
+    ):
         quick(lambda tempered: AutoNormal(model), alpha=ALPHA)
-    around = quick(lambda tempered: AutoNormal(numpyro.handlers.substitute(tempered, data={})), alpha=ALPHA)
+    around = quick(
+        lambda tempered: AutoNormal(numpyro.handlers.substitute(tempered, data={})),
+        alpha=ALPHA,
+    )
     assert around.alpha == ALPHA
     quick(lambda tempered: AutoNormal(model), alpha=1.0)
 
@@ -313,33 +372,51 @@ def test_alpha_out_of_range(alpha):
 
 
 def test_too_few_particles():
-    with pytest.raises(ValueError, match="num_particles must be an integer of at least 2"):
+    with pytest.raises(
+        ValueError, match="num_particles must be an integer of at least 2"
+    ):
         quick(AutoNormal, num_particles=1)
 
 
 def test_parameters_that_are_not_finite_are_no_fit():
-    with pytest.raises(ValueError, match=r"^the fit ended in.*not finite.*a smaller step size"):
+    with pytest.raises(
+        ValueError, match=r"^the fit ended in.*not finite.*a smaller step size"
+    ):
         finish(
-            (KEY, KEY), nt.temper(model), hand_written, {"m": np.nan}, None, (DATA,), kwargs={}, num_particles=2
+            (KEY, KEY),
+            nt.temper(model),
+            hand_written,
+            {"m": np.nan},
+            None,
+            (DATA,),
+            kwargs={},
+            num_particles=2,
         )
 
 
 @pytest.mark.parametrize("guide", [AutoNormal, lambda m: hand_written])
 def test_data_with_nan(guide):
     with pytest.raises(
-        ValueError, match=r"observed site .* has 1 of \d+ values that are NaN or infinite, the first"
+        ValueError,
+        match=r"observed site .* has 1 of \d+ values that are NaN or infinite, the first",
     ):
         quick(guide, DATA.at[0].set(jnp.nan))
 
 
 def test_a_model_without_data(still):
-    with pytest.raises(ValueError, match=r"^the model has.*no observed site.*that it conditions on"):
-        nt.fit_svi(KEY, model, lambda m: hand_written, num_steps=1, num_particles=2, optim=STEP)
+    with pytest.raises(
+        ValueError, match=r"^the model has.*no observed site.*that it conditions on"
+    ):
+        nt.fit_svi(
+            KEY, model, lambda m: hand_written, num_steps=1, num_particles=2, optim=STEP
+        )
 
 
 @pytest.mark.full
 def test_a_guide_of_a_model_without_data(quickly):
-    with pytest.raises(ValueError, match=r"^the model has.*no observed site.*that it conditions on"):
+    with pytest.raises(
+        ValueError, match=r"^the model has.*no observed site.*that it conditions on"
+    ):
         nt.fit_svi(KEY, model, AutoNormal, num_steps=1, num_particles=2, optim=STEP)
 
 
@@ -355,14 +432,21 @@ def test_powers_multiply_in_every_site(still):
 @pytest.mark.full
 def test_powers_multiply():
     once = quick(lambda m: hand_written, alpha=0.2, num_particles=50)
-    twice = quick(lambda m: hand_written, model=nt.temper(model, alpha=0.5), alpha=0.4, num_particles=50)
+    twice = quick(
+        lambda m: hand_written,
+        model=nt.temper(model, alpha=0.5),
+        alpha=0.4,
+        num_particles=50,
+    )
     assert twice.alpha == pytest.approx(0.2, rel=1e-15)
     assert by_hand_q(twice) == pytest.approx(by_hand_q(once), rel=1e-5)
     assert twice.elbo.value == pytest.approx(once.elbo.value, rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    "factory", [lambda m: hand_written, pytest.param(AutoNormal, marks=pytest.mark.full)], ids=["by hand", "auto"]
+    "factory",
+    [lambda m: hand_written, pytest.param(AutoNormal, marks=pytest.mark.full)],
+    ids=["by hand", "auto"],
 )
 def test_powers_by_site_are_reported_by_site(quickly, factory):
     def two_sites(y):
@@ -407,10 +491,17 @@ def test_laplace_is_exact_where_the_posterior_is_gaussian():
 def test_thegaussian_of_laplace_is_that_of_its_mode(auto_normal):
     class Known(AutoLaplaceApproximation):
         def get_posterior(self, params):
-            return dist.MultivariateNormal(params["auto_loc"], scale_tril=np.array([[POSTERIOR[1]]], np.float32))
+            return dist.MultivariateNormal(
+                params["auto_loc"], scale_tril=np.array([[POSTERIOR[1]]], np.float32)
+            )
 
-    guide, params = Known(auto_normal.model), {"auto_loc": np.array([POSTERIOR[0]], np.float32)}
-    gaussian, found = gaussian_of_laplace(guide, auto_normal.model, params, KEY, (DATA,), {})
+    guide, params = (
+        Known(auto_normal.model),
+        {"auto_loc": np.array([POSTERIOR[0]], np.float32)},
+    )
+    gaussian, found = gaussian_of_laplace(
+        guide, auto_normal.model, params, KEY, (DATA,), {}
+    )
     assert isinstance(gaussian, AutoMultivariateNormal)
     np.testing.assert_allclose(found["auto_loc"], [POSTERIOR[0]], rtol=1e-6)
     np.testing.assert_allclose(found["auto_scale_tril"], [[POSTERIOR[1]]], rtol=1e-5)
@@ -418,7 +509,12 @@ def test_thegaussian_of_laplace_is_that_of_its_mode(auto_normal):
 
 @pytest.mark.full
 def test_laplace_reports_its_gaussian_and_not_its_mode():
-    fit = quick(AutoLaplaceApproximation, alpha=ALPHA, num_steps=200, optim=numpyro.optim.Adam(0.1))
+    fit = quick(
+        AutoLaplaceApproximation,
+        alpha=ALPHA,
+        num_steps=200,
+        optim=numpyro.optim.Adam(0.1),
+    )
     draws = sample_posterior(fit, KEY, 4000)["theta"]
     assert abs(float(draws.std()) / POSTERIOR[1] - 1) < 5 / math.sqrt(8000)
 
@@ -437,7 +533,9 @@ def test_a_point_has_no_elbo():
     assert fit.elbo.value == -math.inf
     assert fit.elbo.kl == math.inf
     point = float(fit.params["theta_auto_loc"])
-    assert fit.elbo.expected_log_lik == pytest.approx(expected_log_lik((point, 0.0)), rel=1e-5)
+    assert fit.elbo.expected_log_lik == pytest.approx(
+        expected_log_lik((point, 0.0)), rel=1e-5
+    )
 
 
 def subsampled(y):
@@ -448,9 +546,13 @@ def subsampled(y):
 
 def test_a_subsample_stands_for_all_data_in_the_elbo():
     elbo = given_elbo(nt.temper(subsampled, ALPHA), DATA)
-    assert elbo.value == pytest.approx(ALPHA * elbo.expected_log_lik - elbo.kl, rel=1e-5)
+    assert elbo.value == pytest.approx(
+        ALPHA * elbo.expected_log_lik - elbo.kl, rel=1e-5
+    )
     assert elbo.kl == pytest.approx(gaussian_kl(*GIVEN, PRIOR_MEAN, PRIOR_SD), rel=1e-5)
-    assert abs(elbo.expected_log_lik - 10 * expected_log_lik(GIVEN)) < 4 * elbo.se / ALPHA
+    assert (
+        abs(elbo.expected_log_lik - 10 * expected_log_lik(GIVEN)) < 4 * elbo.se / ALPHA
+    )
 
 
 def test_a_prior_that_is_scaled_counts_as_often_in_the_kl():
@@ -462,22 +564,29 @@ def test_a_prior_that_is_scaled_counts_as_often_in_the_kl():
             theta = numpyro.sample("theta", dist.Normal(mean, math.sqrt(3.0) * sd))
         numpyro.sample("y", dist.Normal(theta, NOISE), obs=y)
 
-    kl = stats.norm.logpdf(0.0, scale=sd) - 3.0 * stats.norm.logpdf(0.0, scale=math.sqrt(3.0) * sd)
+    kl = stats.norm.logpdf(0.0, scale=sd) - 3.0 * stats.norm.logpdf(
+        0.0, scale=math.sqrt(3.0) * sd
+    )
     assert given_elbo(scaled, DATA).kl == pytest.approx(kl, rel=1e-5)
 
 
 @pytest.mark.full
 def test_a_subsample_stands_for_all_data():
-    fit = quick(lambda m: hand_written, model=subsampled, alpha=ALPHA, num_particles=500)
+    fit = quick(
+        lambda m: hand_written, model=subsampled, alpha=ALPHA, num_particles=500
+    )
     elbo, q = fit.elbo, by_hand_q(fit)
     assert fit.alpha == pytest.approx(ALPHA, rel=1e-6)
-    assert elbo.value == pytest.approx(ALPHA * elbo.expected_log_lik - elbo.kl, rel=1e-5)
+    assert elbo.value == pytest.approx(
+        ALPHA * elbo.expected_log_lik - elbo.kl, rel=1e-5
+    )
     assert abs(elbo.expected_log_lik - 10 * expected_log_lik(q)) < 4 * elbo.se / ALPHA
 
 
 def test_a_loss_that_fell_at_full_step_size_is_said(still):
     with pytest.warns(
-        nt.ConvergenceWarning, match="not converged: it took 200 steps, .* still fell by .* full step"
+        nt.ConvergenceWarning,
+        match="not converged: it took 200 steps, .* still fell by .* full step",
     ):
         fit = quick(lambda m: hand_written, num_steps=200)
     assert fit.converged is False
@@ -485,24 +594,41 @@ def test_a_loss_that_fell_at_full_step_size_is_said(still):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("num_steps", "optim"), [(200, None), (200, numpyro.optim.Adam(0.01))])
+@pytest.mark.parametrize(
+    ("num_steps", "optim"), [(200, None), (200, numpyro.optim.Adam(0.01))]
+)
 def test_a_loss_that_still_falls_is_said(num_steps, optim):
     def far(y):
         theta = numpyro.sample("theta", dist.Normal(0.0, 100.0))
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
     with pytest.warns(nt.ConvergenceWarning, match="still fell"):
-        nt.fit_svi(jax.random.key(0), far, AutoNormal, 60.0, num_steps=num_steps, optim=optim, num_particles=2)
+        nt.fit_svi(
+            jax.random.key(0),
+            far,
+            AutoNormal,
+            60.0,
+            num_steps=num_steps,
+            optim=optim,
+            num_particles=2,
+        )
 
 
 def test_a_prebuilt_guide_must_be_of_the_model_that_is_fitted():
-    with pytest.raises(ValueError, match=r"built on another model than the one to fit.*model, or pass the"):
+    with pytest.raises(
+        ValueError,
+        match=r"built on another model than the one to fit.*model, or pass the",
+    ):
         quick(AutoNormal(hand_written), alpha=1.0)
 
 
 def masked(y):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    with numpyro.plate("n", 2), numpyro.handlers.mask(mask=jnp.array([True, False])), nt.temper(alpha=0.0):
+    with (
+        numpyro.plate("n", 2),
+        numpyro.handlers.mask(mask=jnp.array([True, False])),
+        nt.temper(alpha=0.0),
+    ):
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
 
@@ -519,14 +645,22 @@ def test_a_mask_survives_a_power_of_zero_in_the_elbo():
 @pytest.mark.full
 def test_masks_and_powers_survive_a_power_of_zero():
     y = jnp.array([0.0, 1000.0])
-    fit = nt.fit_svi(KEY, masked, AutoNormal, y, num_steps=1, num_particles=500, optim=STEP)
+    fit = nt.fit_svi(
+        KEY, masked, AutoNormal, y, num_steps=1, num_particles=500, optim=STEP
+    )
     # Only the first datum counts: E[log N(0; theta, 1)] under q.
     q = by_hand_like(fit)
     expected = -0.5 * np.log(2 * np.pi) - 0.5 * (q[0] ** 2 + q[1] ** 2)
-    assert abs(fit.elbo.expected_log_lik - expected) < 5 * q[1] ** 2 + 0.5 * abs(q[0] * q[1])
-    nested = quick(AutoNormal, model=nt.temper(model, alpha=0.5), alpha=0.0, num_particles=500)
+    assert abs(fit.elbo.expected_log_lik - expected) < 5 * q[1] ** 2 + 0.5 * abs(
+        q[0] * q[1]
+    )
+    nested = quick(
+        AutoNormal, model=nt.temper(model, alpha=0.5), alpha=0.0, num_particles=500
+    )
     plain = quick(AutoNormal, alpha=0.0, num_particles=500)
-    assert nested.elbo.expected_log_lik == pytest.approx(plain.elbo.expected_log_lik, rel=1e-5)
+    assert nested.elbo.expected_log_lik == pytest.approx(
+        plain.elbo.expected_log_lik, rel=1e-5
+    )
 
 
 def by_hand_like(fit):
@@ -559,7 +693,9 @@ def test_powers_by_name():
     # E_q[alpha log L] - KL, with the power of each site inside.
     m, s = by_hand_like(fit)
     each = stats.norm.logpdf(Y, m, NOISE) - 0.5 * s**2 / NOISE**2
-    want = 0.25 * each[:4].sum() + each[4:].sum() - gaussian_kl(m, s, PRIOR_MEAN, PRIOR_SD)
+    want = (
+        0.25 * each[:4].sum() + each[4:].sum() - gaussian_kl(m, s, PRIOR_MEAN, PRIOR_SD)
+    )
     assert abs(fit.elbo.value - want) < 5 * fit.elbo.se
     assert abs(fit.elbo.expected_log_lik - each.sum()) < 5 * fit.elbo.se / 0.25
 
@@ -579,12 +715,17 @@ def test_powers_by_name_must_name_the_sites(alpha, match):
 
 
 def test_a_prebuilt_guide_and_powers_by_name():
-    with pytest.raises(ValueError, match=r"^this AutoNormal is.*built already.*from model to guide"):
+    with pytest.raises(
+        ValueError, match=r"^this AutoNormal is.*built already.*from model to guide"
+    ):
         quick(AutoNormal(historical), model=historical, alpha={"then": 0.5, "now": 1.0})
 
 
 def test_local_plates_leave_the_scales_of_a_global_model_alone(still):
-    fits = [quick(lambda m: hand_written, alpha=ALPHA, local_plates=plates) for plates in ((), ["n"])]
+    fits = [
+        quick(lambda m: hand_written, alpha=ALPHA, local_plates=plates)
+        for plates in ((), ["n"])
+    ]
     assert scales_of(fits[0]) == scales_of(fits[1]) == {"theta": None, "y": ALPHA}
 
 

@@ -43,8 +43,14 @@ def best_elbo(support, log_prior):
     x, y = (part.astype(float) for part in data())
     part = x[:, support]
     covariance = NOISE**2 / ALPHA * np.eye(len(y)) + SLAB**2 * part @ part.T
-    constant = 0.5 * len(y) * ((1.0 - ALPHA) * np.log(2.0 * np.pi * NOISE**2) - np.log(ALPHA))
-    return stats.multivariate_normal(np.zeros(len(y)), covariance).logpdf(y) + constant + log_prior
+    constant = (
+        0.5 * len(y) * ((1.0 - ALPHA) * np.log(2.0 * np.pi * NOISE**2) - np.log(ALPHA))
+    )
+    return (
+        stats.multivariate_normal(np.zeros(len(y)), covariance).logpdf(y)
+        + constant
+        + log_prior
+    )
 
 
 def log_independent(size):
@@ -61,7 +67,9 @@ PARAMS = {
 
 
 def slab_kl(on):
-    loc, scale = (PARAMS[f"w_auto_{name}"][on].astype(float) for name in ("loc", "scale"))
+    loc, scale = (
+        PARAMS[f"w_auto_{name}"][on].astype(float) for name in ("loc", "scale")
+    )
     return np.sum(0.5 * (scale**2 + loc**2) / SLAB**2 - 0.5 - np.log(scale / SLAB))
 
 
@@ -74,7 +82,16 @@ def given_fit():
         guide = nt.guides.AutoSpikeAndSlab(tempered)
         handlers.seed(guide, jax.random.key(0))(*data())
         keys = tuple(jax.random.split(jax.random.key(1)))
-        return finish(keys, tempered, guide, PARAMS, np.zeros(1), data(), kwargs={}, num_particles=200)
+        return finish(
+            keys,
+            tempered,
+            guide,
+            PARAMS,
+            np.zeros(1),
+            data(),
+            kwargs={},
+            num_particles=200,
+        )
 
 
 def test_a_size_has_its_binomial_probability():
@@ -88,7 +105,10 @@ def test_the_kl_is_that_to_a_uniform_support():
     """log of T over S, and the KLs of the slabs."""
     on = np.array([True, True, False, False, True, False])
     independent = nt.TemperedELBO(
-        -50.0 - slab_kl(on) + log_independent(3), 0.1, -100.0, slab_kl(on) - log_independent(3)
+        -50.0 - slab_kl(on) + log_independent(3),
+        0.1,
+        -100.0,
+        slab_kl(on) - log_independent(3),
     )
     params = PARAMS | {"w_auto_probs": on.astype(np.float32)}
     elbo = given_size(given_fit()._replace(params=params, elbo=independent)).elbo
@@ -99,19 +119,25 @@ def test_the_kl_is_that_to_a_uniform_support():
 @pytest.mark.parametrize("size", tiered([2, 5], unit=[2]))
 def test_rounding_to_a_size(key, size):
     """Equal gates are taken by the ratio of mean to scale."""
-    fit = nt.round_and_refit(key, given_fit(), num_weights=size, num_steps=0, num_particles=200)
+    fit = nt.round_and_refit(
+        key, given_fit(), num_weights=size, num_steps=0, num_particles=200
+    )
     on = np.array({2: [1, 1, 0, 0, 0, 0], 5: [1, 1, 1, 1, 0, 1]}[size], bool)
     np.testing.assert_array_equal(fit.params["w_auto_probs"], on)
     expected = np.log(special.comb(6, size)) + slab_kl(on)
     assert fit.elbo.kl == pytest.approx(expected, rel=1e-5)
-    assert fit.elbo.value == pytest.approx(ALPHA * fit.elbo.expected_log_lik - expected, rel=1e-5)
+    assert fit.elbo.value == pytest.approx(
+        ALPHA * fit.elbo.expected_log_lik - expected, rel=1e-5
+    )
 
 
 def test_the_prior_of_a_size_differs_from_independent_gates_by_half_a_logarithm():
     """At λ = S/T the binomial probability is about that of a Gaussian at its centre."""
     size, total = 12, 40
     difference = -log_prob_of_size(size, total, size / total)
-    assert difference == pytest.approx(0.5 * np.log(2.0 * np.pi * size * (1.0 - size / total)), abs=0.02)
+    assert difference == pytest.approx(
+        0.5 * np.log(2.0 * np.pi * size * (1.0 - size / total)), abs=0.02
+    )
 
 
 def test_sizes_need_gates_that_are_equally_likely(key):
@@ -120,7 +146,10 @@ def test_sizes_need_gates_that_are_equally_likely(key):
 
     for model in (lambda x, y: linear(x, y, np.array([0.1] * 5 + [0.2])), learned):
         fit = given_fit()._replace(model=nt.temper(model, ALPHA))
-        with pytest.raises(ValueError, match=r"one fixed probability for all weights.*not equally likely"):
+        with pytest.raises(
+            ValueError,
+            match=r"one fixed probability for all weights.*not equally likely",
+        ):
             given_size(fit)
     for size in (0, 7):
         with pytest.raises(ValueError, match=r"num_weights.*be an integer from"):
@@ -134,11 +163,16 @@ def test_groups_go_by_what_they_gain():
     """Weights of a unit go together, and what has no effect goes first."""
     idle = np.eye(5, dtype=bool)
     idle[0, 1] = True
-    loss, saved = np.array([3.0, 9.0, 1.0, 8.0, 0.0]), np.array([4.0, 4.0, 2.0, 1.0, 3.0])
+    loss, saved = (
+        np.array([3.0, 9.0, 1.0, 8.0, 0.0]),
+        np.array([4.0, 4.0, 2.0, 1.0, 3.0]),
+    )
     none, on = np.zeros(5, bool), np.ones(5, bool)
 
     def off(most, excess=None, is_idle=none, tried=none):
-        return np.flatnonzero(_switch_off(on, (loss, saved, idle, is_idle), most, excess, tried)).tolist()
+        return np.flatnonzero(
+            _switch_off(on, (loss, saved, idle, is_idle), most, excess, tried)
+        ).tolist()
 
     assert off(1) == [4]
     assert off(3) == [0, 1, 4]
@@ -156,19 +190,31 @@ def test_groups_go_by_what_they_gain():
 
 @pytest.mark.parametrize(
     ("num_weights", "unit"),
-    tiered([(None, 1.0), (2, 1.0), (5, 1.0), (None, 1e-3), (None, 1e3)], unit=[(None, 1.0), (2, 1.0)]),
+    tiered(
+        [(None, 1.0), (2, 1.0), (5, 1.0), (None, 1e-3), (None, 1e3)],
+        unit=[(None, 1.0), (2, 1.0)],
+    ),
 )
 def test_the_support_is_the_best_of_all(key, num_weights, unit):
     """In whatever units coefficients are."""
     x, y = data()
-    options = {"alpha": ALPHA, "num_weights": num_weights, "num_steps": 500, "unit": unit}
+    options = {
+        "alpha": ALPHA,
+        "num_weights": num_weights,
+        "num_steps": 500,
+        "unit": unit,
+    }
     guide = functools.partial(nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_median)
     fit = nt.fit_support(key, linear, guide, x / np.float32(unit), y, **options)
     elbos = {}
     for gates in itertools.product([False, True], repeat=6):
         size = sum(gates)
         if num_weights in (None, size):
-            prior = log_independent(size) if num_weights is None else -np.log(special.comb(6, size))
+            prior = (
+                log_independent(size)
+                if num_weights is None
+                else -np.log(special.comb(6, size))
+            )
             elbos[gates] = best_elbo(np.array(gates), prior)
     best = max(elbos, key=elbos.get)
     np.testing.assert_array_equal(fit.params["w_auto_probs"], np.array(best, float))
@@ -188,7 +234,9 @@ def test_a_weight_without_effect_is_off_unless_all_must_stay(key):
     expected = best_elbo(np.arange(6) < 3, log_independent(3))
     assert fit.elbo.value == pytest.approx(expected, abs=5 * fit.elbo.se + 0.1)
     # With steps of no length the scales are those at the start: of posteriors given all others.
-    fit = nt.fit_support(key, linear, guide, x, y, **options | {"num_weights": 6}, step_size=1e-9)
+    fit = nt.fit_support(
+        key, linear, guide, x, y, **options | {"num_weights": 6}, step_size=1e-9
+    )
     np.testing.assert_array_equal(fit.params["w_auto_probs"], np.ones(6))
     precision = ALPHA * np.sum(np.square(x), axis=0) / NOISE**2 + SLAB**-2
     np.testing.assert_allclose(fit.params["w_auto_scale"], precision**-0.5, rtol=1e-4)
@@ -198,15 +246,27 @@ def test_a_weight_without_effect_is_off_unless_all_must_stay(key):
 def test_other_sites_and_precisions(key, x64):
     def model(x, y):
         noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-        w = numpyro.sample("w", nt.distributions.SpikeAndSlab(0.25, 0.0, 2.0).expand([6]).to_event(1))
+        w = numpyro.sample(
+            "w", nt.distributions.SpikeAndSlab(0.25, 0.0, 2.0).expand([6]).to_event(1)
+        )
         shift = numpyro.sample("shift", nt.distributions.SpikeAndSlab(0.25, 0.0, 2.0))
         with numpyro.plate("n", len(x)):
             mean = numpyro.param("offset", jnp.array(2.0)) + shift + x @ w
             numpyro.sample("y", dist.Normal(mean, noise), obs=y)
 
     x, y = (part.astype(float) for part in data())
-    fit = nt.fit_support(key, model, nt.guides.AutoSpikeAndSlab, x, y + 5.0, num_steps=1000, step_size=0.02)
-    assert {leaf.dtype for leaf in jax.tree.leaves(fit.params)} == {jnp.dtype("float64")}
+    fit = nt.fit_support(
+        key,
+        model,
+        nt.guides.AutoSpikeAndSlab,
+        x,
+        y + 5.0,
+        num_steps=1000,
+        step_size=0.02,
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(fit.params)} == {
+        jnp.dtype("float64")
+    }
     # A param has no prior, and so the site has nothing to explain.
     assert fit.params["offset"] == pytest.approx(5.0, abs=0.5)
     assert fit.params["shift_auto_probs"] == 0.0
@@ -221,7 +281,14 @@ def test_weights_without_effect_at_the_start_are_off_and_sizes_are_exact(key):
     x = np.concatenate([x, np.zeros((30, 2), np.float32)], axis=1)
     for size in (3, 7):
         fit = nt.fit_support(
-            key, linear, nt.guides.AutoSpikeAndSlab, x, y, num_weights=size, num_steps=100, num_particles=10
+            key,
+            linear,
+            nt.guides.AutoSpikeAndSlab,
+            x,
+            y,
+            num_weights=size,
+            num_steps=100,
+            num_particles=10,
         )
         gates = np.asarray(fit.params["w_auto_probs"])
         assert gates.sum() == size
@@ -233,7 +300,14 @@ def test_weights_without_effect_at_the_start_are_off_and_sizes_are_exact(key):
 def test_nothing_may_remain(key):
     """Without a signal all gates go, and the ELBO is that of zeros."""
     x, _ = data()
-    fit = nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, np.zeros(30, np.float32), num_steps=100)
+    fit = nt.fit_support(
+        key,
+        linear,
+        nt.guides.AutoSpikeAndSlab,
+        x,
+        np.zeros(30, np.float32),
+        num_steps=100,
+    )
     assert not np.any(fit.params["w_auto_probs"])
     expected = stats.norm(0.0, NOISE).logpdf(np.zeros(30)).sum() + log_independent(0)
     assert fit.elbo.value == pytest.approx(expected, rel=1e-5)
@@ -241,11 +315,20 @@ def test_nothing_may_remain(key):
 
 def test_fit_support_refuses(key):
     x, y = data()
-    with pytest.raises(TypeError, match="takes an AutoSpikeAndSlab guide, got AutoNormal"):
+    with pytest.raises(
+        TypeError, match="takes an AutoSpikeAndSlab guide, got AutoNormal"
+    ):
         nt.fit_support(key, lambda x, y: None, AutoNormal, x, y)
-    with pytest.raises(ValueError, match=r"site 'w' starts .* of its slab away.*the prior, such as"):
+    with pytest.raises(
+        ValueError, match=r"site 'w' starts .* of its slab away.*the prior, such as"
+    ):
         nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, unit=1e-3)
-    for options in ({"num_steps": 0}, {"step_size": 0.0}, {"num_weights": 7}, {"alpha": -1.0}):
+    for options in (
+        {"num_steps": 0},
+        {"step_size": 0.0},
+        {"num_weights": 7},
+        {"alpha": -1.0},
+    ):
         with pytest.raises(ValueError, match=next(iter(options))):
             nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, **options)
 
@@ -260,9 +343,12 @@ def test_the_distance_of_a_start_is_from_the_slab(key):
         numpyro.sample("y", dist.Normal(x @ w, NOISE).to_event(1), obs=y)
 
     guide = functools.partial(
-        nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_value(values={"w": jnp.full(6, 10.0)})
+        nt.guides.AutoSpikeAndSlab,
+        init_loc_fn=init_to_value(values={"w": jnp.full(6, 10.0)}),
     )
-    with pytest.raises(ValueError, match=r"site 'w' starts 30 deviations of its slab away"):
+    with pytest.raises(
+        ValueError, match=r"site 'w' starts 30 deviations of its slab away"
+    ):
         nt.fit_support(key, shifted, guide, x, y)
 
 
@@ -299,7 +385,9 @@ def test_the_start_fits_and_is_balanced(key, widths):
 
 def test_units_that_are_not_worth_their_price_are_zero(key):
     x = np.linspace(-1.0, 1.0, 200)[:, None]
-    (weights, _), (last, _) = nt.guides.start_relu_network(key, x, np.maximum(x[:, 0], 0.0), (8,), penalty=0.1)
+    (weights, _), (last, _) = nt.guides.start_relu_network(
+        key, x, np.maximum(x[:, 0], 0.0), (8,), penalty=0.1
+    )
     units = np.any(weights != 0.0, axis=0)
     assert 0 < units.sum() < 5
     assert np.all(last[~units] == 0.0)
@@ -328,27 +416,48 @@ def test_a_rough_network_is_beyond_relaxed_gates(key):
     y = (rough(x[:, 0]) + 0.1 * rng.normal(size=400)).astype(np.float32)
 
     def model(x, y):
-        theta = numpyro.sample("theta", nt.distributions.SpikeAndSlab(0.5).expand([49]).to_event(1))
+        theta = numpyro.sample(
+            "theta", nt.distributions.SpikeAndSlab(0.5).expand([49]).to_event(1)
+        )
         hidden = jax.nn.relu(x * theta[:16] + theta[16:32])
         with numpyro.plate("n", len(x)):
-            numpyro.sample("y", dist.Normal(hidden @ theta[32:48] + theta[48], 0.1), obs=y)
+            numpyro.sample(
+                "y", dist.Normal(hidden @ theta[32:48] + theta[48], 0.1), obs=y
+            )
 
     def guide(theta):
         return functools.partial(
             nt.guides.AutoSpikeAndSlab,
-            init_loc_fn=init_to_value(values={"theta": jnp.asarray(theta, jnp.float32)}),
+            init_loc_fn=init_to_value(
+                values={"theta": jnp.asarray(theta, jnp.float32)}
+            ),
             init_probs=0.9,
             init_scale=0.02,
         )
 
     at_random = np.concatenate(
-        [1.4 * rng.normal(size=16), rng.uniform(-1.0, 1.0, 16), 0.35 * rng.normal(size=17)]
+        [
+            1.4 * rng.normal(size=16),
+            rng.uniform(-1.0, 1.0, 16),
+            0.35 * rng.normal(size=17),
+        ]
     )
     relaxed = nt.fit_svi(
-        key, model, guide(at_random), x, y, alpha=0.5, optim=numpyro.optim.Adam(0.02), num_particles=100
+        key,
+        model,
+        guide(at_random),
+        x,
+        y,
+        alpha=0.5,
+        optim=numpyro.optim.Adam(0.02),
+        num_particles=100,
     )
     relaxed = nt.round_and_refit(key, relaxed, num_particles=100)
     layers = nt.guides.start_relu_network(key, x, y, (16,))
-    start = np.concatenate([np.concatenate([weights.ravel(), biases]) for weights, biases in layers])
-    fit = nt.fit_support(key, model, guide(start), x, y, alpha=0.5, num_steps=300, num_particles=100)
+    start = np.concatenate(
+        [np.concatenate([weights.ravel(), biases]) for weights, biases in layers]
+    )
+    fit = nt.fit_support(
+        key, model, guide(start), x, y, alpha=0.5, num_steps=300, num_particles=100
+    )
     assert fit.elbo.value > relaxed.elbo.value + 50.0

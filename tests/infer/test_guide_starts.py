@@ -34,7 +34,9 @@ def model(y=None):
 def test_the_means_start_where_init_loc_fn_says_and_the_prior_stays(kind):
     guide = GUIDES[kind](model, init_loc_fn=START, prefix="q")
     for each in (guide, guide.fresh()):
-        params = SVI(model, each, numpyro.optim.Adam(0.1), Trace_ELBO()).init(jax.random.key(0), Y)
+        params = SVI(model, each, numpyro.optim.Adam(0.1), Trace_ELBO()).init(
+            jax.random.key(0), Y
+        )
         start = each.from_params(numpyro.optim.Adam(0.1).get_params(params.optim_state))
         np.testing.assert_allclose(start.loc, [3.0, -1.0, 0.5])
         np.testing.assert_allclose(each.prior.loc, [1.0, 0.0, 0.0])
@@ -50,16 +52,29 @@ def test_strategies_of_numpyro_are_taken_by_the_fits(kind):
     np.testing.assert_allclose(guide._init_latent, [1.0, 0.0, 0.0], atol=1e-6)
     if kind != "low rank":
         far = GUIDES[kind](model, init_loc_fn=START)
-        near, other = (nt.fit_gaussian(jax.random.key(1), model, g, Y, num_particles=100) for g in (guide, far))
-        np.testing.assert_allclose(near.params["auto_loc"], other.params["auto_loc"], atol=2e-3)
-        assert float(other.convergence.trace.elbo[0]) != float(near.convergence.trace.elbo[0])
+        near, other = (
+            nt.fit_gaussian(jax.random.key(1), model, g, Y, num_particles=100)
+            for g in (guide, far)
+        )
+        np.testing.assert_allclose(
+            near.params["auto_loc"], other.params["auto_loc"], atol=2e-3
+        )
+        assert float(other.convergence.trace.elbo[0]) != float(
+            near.convergence.trace.elbo[0]
+        )
 
 
 @pytest.mark.parametrize("kind", GUIDES)
 def test_online_rules_refuse_a_start_that_is_not_the_prior(kind):
     guide = GUIDES[kind](model, init_loc_fn=START)
-    with pytest.raises(ValueError, match=r"OnlineVI weighs the data .* leave init_loc_fn out.*own optimisers"):
+    with pytest.raises(
+        ValueError,
+        match=r"OnlineVI weighs the data .* leave init_loc_fn out.*own optimisers",
+    ):
         nt.OnlineVI(model, guide).init(jax.random.key(0), Y[:1])
     if kind != "low rank":
-        with pytest.raises(ValueError, match=r"an online optimiser weighs the data .* leave init_loc_fn out"):
+        with pytest.raises(
+            ValueError,
+            match=r"an online optimiser weighs the data .* leave init_loc_fn out",
+        ):
             nt.optim.NGVI(guide)

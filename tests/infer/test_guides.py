@@ -72,17 +72,22 @@ def test_a_full_covariance_starts_at_that_of_the_prior():
 
     guide = nt.guides.AutoOnlineMultivariateNormal(model)
     with pytest.warns(
-        UserWarning, match=r"^the priors of \['b', 's'\] are not Normal.* mean and covariance, from "
+        UserWarning,
+        match=r"^the priors of \['b', 's'\] are not Normal.* mean and covariance, from ",
     ):
         handlers.seed(guide, jax.random.key(1))(0.5)
     mean, variance = special.digamma(3.0) - np.log(2.0), special.polygamma(1, 3.0)
     covariance = np.array([[variance, variance], [variance, variance + 0.25]])
     error = 5.0 / np.sqrt(NUM_PRIOR_DRAWS)
     np.testing.assert_allclose(guide.prior.loc, [mean, mean], atol=error)
-    np.testing.assert_allclose(guide.prior.factor @ guide.prior.factor.T, covariance, atol=error)
+    np.testing.assert_allclose(
+        guide.prior.factor @ guide.prior.factor.T, covariance, atol=error
+    )
 
 
-GUIDES = [getattr(nt.guides, name) for name in nt.guides.__all__ if name.startswith("Auto")]
+GUIDES = [
+    getattr(nt.guides, name) for name in nt.guides.__all__ if name.startswith("Auto")
+]
 
 
 @pytest.mark.parametrize("guide", GUIDES)
@@ -110,7 +115,10 @@ def test_the_parameters_of_svi_start_at_the_prior():
 
 @pytest.mark.parametrize(
     ("y", "alpha"),
-    tiered(itertools.product([np.inf, 1e30, -3.0, np.nan], [None, 0.3]), unit=[(np.inf, None), (-3.0, 0.3)]),
+    tiered(
+        itertools.product([np.inf, 1e30, -3.0, np.nan], [None, 0.3]),
+        unit=[(np.inf, None), (-3.0, 0.3)],
+    ),
 )
 def test_the_start_does_not_depend_on_the_data(y, alpha):
     model = several if alpha is None else nt.temper(several, alpha=alpha)
@@ -120,7 +128,9 @@ def test_the_start_does_not_depend_on_the_data(y, alpha):
 
 
 def test_the_prior_is_unknown_before_set_up():
-    with pytest.raises(ValueError, match=r"^the guide has not.*set up.*it, or OnlineVI.init, first"):
+    with pytest.raises(
+        ValueError, match=r"^the guide has not.*set up.*it, or OnlineVI.init, first"
+    ):
         _ = AutoOnlineDiagonalNormal(several).prior
 
 
@@ -128,7 +138,9 @@ def moments_of_log(density):
     """Mean, standard deviation and fourth central moment of log s by quadrature in u = log s."""
 
     def moment(k, center=0.0):
-        return integrate.quad(lambda u: (u - center) ** k * density(np.exp(u)) * np.exp(u), -40.0, 5.0)[0]
+        return integrate.quad(
+            lambda u: (u - center) ** k * density(np.exp(u)) * np.exp(u), -40.0, 5.0
+        )[0]
 
     mean = moment(1)
     return mean, np.sqrt(moment(2, mean)), moment(4, mean)
@@ -143,7 +155,10 @@ def positive_and_hierarchical(y=None):
 
 @pytest.fixture(scope="module")
 def matched_guide():
-    with pytest.warns(UserWarning, match=r"^the priors.*\['s', 'x'\].*not Normal.*and standard deviation, from"):
+    with pytest.warns(
+        UserWarning,
+        match=r"^the priors.*\['s', 'x'\].*not Normal.*and standard deviation, from",
+    ):
         return set_up(positive_and_hierarchical, 0.5)
 
 
@@ -173,7 +188,9 @@ def test_a_normal_scale_that_is_latent_is_matched():
         x = numpyro.sample("x", dist.Normal(0.0, tau))
         numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
-    with pytest.warns(UserWarning, match=r"^the priors of.*not Normal.*and standard deviation, from"):
+    with pytest.warns(
+        UserWarning, match=r"^the priors of.*not Normal.*and standard deviation, from"
+    ):
         assert "x" in set_up(model, 0.5).moment_matched
 
 
@@ -187,7 +204,9 @@ def cauchy(y=None):
     numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
 
-@pytest.mark.parametrize(("model", "match"), [(improper, "improper"), (cauchy, "'x', Cauchy.*variance")])
+@pytest.mark.parametrize(
+    ("model", "match"), [(improper, "improper"), (cauchy, "'x', Cauchy.*variance")]
+)
 def test_a_prior_without_two_moments_is_refused(model, match):
     with pytest.raises(ValueError, match=match):
         set_up(model, 0.5)
@@ -195,7 +214,9 @@ def test_a_prior_without_two_moments_is_refused(model, match):
 
 def test_a_failed_set_up_leaves_the_model_alone():
     guide = AutoOnlineDiagonalNormal(cauchy)
-    with pytest.raises(ValueError, match=r"^the prior of.*variance.*prior with two moments"):
+    with pytest.raises(
+        ValueError, match=r"^the prior of.*variance.*prior with two moments"
+    ):
         handlers.seed(guide, 0)(0.5)
     assert guide.model is cauchy
 
@@ -211,8 +232,12 @@ def test_it_is_a_stock_guide_otherwise(matched_guide):
     assert losses[-50:].mean() < losses[:50].mean()
 
     params = {
-        "auto_loc": guide.pack({"s": jnp.array(0.3), "mu": jnp.array(1.0), "x": jnp.array(-2.0)}),
-        "auto_scale": guide.pack({"s": jnp.array(0.1), "mu": jnp.array(0.5), "x": jnp.array(2.0)}),
+        "auto_loc": guide.pack(
+            {"s": jnp.array(0.3), "mu": jnp.array(1.0), "x": jnp.array(-2.0)}
+        ),
+        "auto_scale": guide.pack(
+            {"s": jnp.array(0.1), "mu": jnp.array(0.5), "x": jnp.array(2.0)}
+        ),
     }
     median = guide.median(params)
     assert float(median["s"]) == pytest.approx(np.exp(0.3), rel=1e-6)
@@ -240,7 +265,9 @@ def test_integer_parameters_of_a_prior_give_floating_parameters(key):
     guide = nt.guides.AutoOnlineDiagonalNormal(model)
     svi = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
     state = svi.init(key, 0.5)
-    params = jax.eval_shape(lambda state: svi.get_params(svi.update(state, 0.5)[0]), state)
+    params = jax.eval_shape(
+        lambda state: svi.get_params(svi.update(state, 0.5)[0]), state
+    )
     for found in (params, svi.get_params(state)):
         assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in found.values())
 
@@ -251,7 +278,9 @@ def test_a_masked_prior_is_no_start(key):
             theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
-    with pytest.raises(ValueError, match=r"^the prior of.*is masked.*cannot start at it"):
+    with pytest.raises(
+        ValueError, match=r"^the prior of.*is masked.*cannot start at it"
+    ):
         handlers.seed(AutoOnlineDiagonalNormal(model), key)(0.5)
 
 

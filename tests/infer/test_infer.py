@@ -14,7 +14,12 @@ import pytest
 from conftest import closes_over_a_tracer, tiered
 from numpyro import handlers
 from numpyro.infer import Predictive
-from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from numpyro.infer.reparam import CircularReparam
 from oracles import tempered_normal_posterior
 from scipy import special, stats
@@ -31,7 +36,11 @@ from numpyro_tempered.infer.svi import TemperedFit
 ETA = gauss_hermite(predictor="eta")
 DRAWS = monte_carlo()
 PREDICTOR_DRAWS = monte_carlo(predictor="eta")
-EXPECTATIONS = {"gauss_hermite": ETA, "monte_carlo": DRAWS, "predictor": PREDICTOR_DRAWS}
+EXPECTATIONS = {
+    "gauss_hermite": ETA,
+    "monte_carlo": DRAWS,
+    "predictor": PREDICTOR_DRAWS,
+}
 NGVI, OGA = nt.online.ngvi(), nt.online.oga(0.1)
 KEY = jax.random.key(7)
 
@@ -60,7 +69,10 @@ CALLS = []
 
 def linear(x, y=None):
     CALLS.append(1)
-    theta = numpyro.sample("theta", dist.Normal(jnp.array(LOC.tolist()), jnp.array(SCALE.tolist())).to_event(1))
+    theta = numpyro.sample(
+        "theta",
+        dist.Normal(jnp.array(LOC.tolist()), jnp.array(SCALE.tolist())).to_event(1),
+    )
     eta = numpyro.deterministic("eta", x @ theta)
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, NOISE), obs=y)
@@ -76,7 +88,10 @@ def one_hot_stream():
 
 def exact_posterior(y, alpha, columns=COLUMNS, loc=LOC, scale=SCALE):
     per_column = [
-        tempered_normal_posterior(np.asarray(y)[columns == j], alpha, loc[j], scale[j], NOISE) for j in range(3)
+        tempered_normal_posterior(
+            np.asarray(y)[columns == j], alpha, loc[j], scale[j], NOISE
+        )
+        for j in range(3)
     ]
     return MeanField(*map(np.array, zip(*per_column, strict=True)))
 
@@ -116,7 +131,9 @@ def guide_of(model):
 
 def evaluate(expectation, model, guide, q, *data, curvature="hessian"):
     bound = bind(expectation, model, guide)
-    return jax.jit(lambda q, data: bound.evaluate(q, data, {}, rng_key=KEY, curvature=curvature))(q, data)
+    return jax.jit(
+        lambda q, data: bound.evaluate(q, data, {}, rng_key=KEY, curvature=curvature)
+    )(q, data)
 
 
 def assert_equal(one, two):
@@ -132,7 +149,9 @@ def assert_close(q, want, rtol):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", tiered(["gauss_hermite", "monte_carlo"], unit=["monte_carlo"]))
+@pytest.mark.parametrize(
+    "name", tiered(["gauss_hermite", "monte_carlo"], unit=["monte_carlo"])
+)
 def test_run_equals_a_loop_of_updates_to_the_bit(name, x64):
     x, y = one_hot_stream()
     vi, first, first_losses = half_run(EXPECTATIONS[name])
@@ -145,7 +164,9 @@ def test_run_equals_a_loop_of_updates_to_the_bit(name, x64):
         if len(losses) == len(y):
             assert_equal(first.rule_state, state.rule_state)
     assert_equal(second.rule_state, state.rule_state)
-    found = [np.concatenate(pair) for pair in zip(first_losses, second_losses, strict=True)]
+    found = [
+        np.concatenate(pair) for pair in zip(first_losses, second_losses, strict=True)
+    ]
     assert_equal(found, [np.array(column) for column in zip(*losses, strict=True)])
     assert int(state.count) == 2 * len(y)
     np.testing.assert_allclose(state.cumulative.expected, found[1].sum(), rtol=1e-5)
@@ -153,7 +174,9 @@ def test_run_equals_a_loop_of_updates_to_the_bit(name, x64):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("expectation", [ETA, DRAWS], ids=["gauss_hermite", "monte_carlo"])
+@pytest.mark.parametrize(
+    "expectation", [ETA, DRAWS], ids=["gauss_hermite", "monte_carlo"]
+)
 def test_two_runs_equal_one_in_single_precision(expectation):
     x, y = logistic_stream()
     vi = online(nt.temper(logistic, alpha=0.5), expectation)
@@ -164,7 +187,9 @@ def test_two_runs_equal_one_in_single_precision(expectation):
     assert_equal(run_state.rule_state, state.rule_state)
     half, _ = vi.run(KEY, x[:3], y[:3])
     assert_equal(vi.run(half, x[3:], y[3:])[0].rule_state, run_state.rule_state)
-    np.testing.assert_allclose(state.cumulative.expected, run_losses.expected.sum(), rtol=1e-5)
+    np.testing.assert_allclose(
+        state.cumulative.expected, run_losses.expected.sum(), rtol=1e-5
+    )
 
 
 @pytest.mark.full
@@ -181,11 +206,17 @@ def test_the_key_decides_the_draws(x64):
 @pytest.mark.parametrize("alpha", tiered([0.5, 2.0], unit=[0.5]))
 def test_a_conjugate_stream_ends_at_the_tempered_posterior(alpha, x64):
     x, y = one_hot_stream()
-    state = half_run()[1] if alpha == 0.5 else online(nt.temper(linear, alpha=alpha)).run(KEY, x, y)[0]
+    state = (
+        half_run()[1]
+        if alpha == 0.5
+        else online(nt.temper(linear, alpha=alpha)).run(KEY, x, y)[0]
+    )
     assert_close(state.posterior, exact_posterior(y, alpha), 1e-10)
     counts = np.bincount(COLUMNS)
     precision = np.asarray(state.posterior.scale) ** -2
-    np.testing.assert_allclose(precision, SCALE**-2 + alpha * counts / NOISE**2, rtol=1e-10)
+    np.testing.assert_allclose(
+        precision, SCALE**-2 + alpha * counts / NOISE**2, rtol=1e-10
+    )
 
 
 @pytest.mark.full
@@ -195,7 +226,9 @@ def test_powers_under_vmap_weigh_gradients_and_not_losses(x64):
 
     def evaluation(alpha):
         bound = bind(ETA, nt.temper(linear, alpha=alpha), guide_of(linear))
-        return bound.evaluate(MeanField(LOC, SCALE), (x, y), {}, rng_key=None, curvature="hessian")
+        return bound.evaluate(
+            MeanField(LOC, SCALE), (x, y), {}, rng_key=None, curvature="hessian"
+        )
 
     guide_of(linear)
     alphas = np.array([0.0, 0.5, 1.0, 2.0])
@@ -205,7 +238,9 @@ def test_powers_under_vmap_weigh_gradients_and_not_losses(x64):
     np.testing.assert_allclose(found.grad_var, alphas[:, None] * curvature, rtol=1e-10)
     at_mean = -stats.norm.logpdf(y, x @ LOC, NOISE).sum()
     np.testing.assert_allclose(found.at_mean, at_mean, rtol=1e-12)
-    np.testing.assert_allclose(found.expected, at_mean + (SCALE**2 * curvature).sum(), rtol=1e-12)
+    np.testing.assert_allclose(
+        found.expected, at_mean + (SCALE**2 * curvature).sum(), rtol=1e-12
+    )
 
 
 @pytest.mark.full
@@ -216,11 +251,15 @@ def test_powers_under_vmap_end_at_their_tempered_posteriors(x64):
     start = nt.OnlineVI(linear, guide, NGVI, ETA).init(KEY, x[:1], y[:1])
 
     def run(alpha):
-        state, losses = nt.OnlineVI(nt.temper(linear, alpha=alpha), guide, NGVI, ETA).run(start, x, y)
+        state, losses = nt.OnlineVI(
+            nt.temper(linear, alpha=alpha), guide, NGVI, ETA
+        ).run(start, x, y)
         return state.posterior, losses
 
     alphas = (0.0, 0.5, 1.0, 2.0)
-    posterior, losses = jax.tree.map(np.asarray, jax.jit(jax.vmap(run))(np.array(alphas)))
+    posterior, losses = jax.tree.map(
+        np.asarray, jax.jit(jax.vmap(run))(np.array(alphas))
+    )
     for i, alpha in enumerate(alphas):
         q = MeanField(*(leaf[i] for leaf in posterior))
         assert_close(q, exact_posterior(y, alpha), 1e-10)
@@ -228,7 +267,9 @@ def test_powers_under_vmap_end_at_their_tempered_posteriors(x64):
         assert losses.at_mean[i, 0] == losses.at_mean[0, 0]
         assert losses.expected[i, 0] == losses.expected[0, 0]
     assert (np.diff(posterior.scale, axis=0) < 0).all()
-    np.testing.assert_allclose(losses.at_mean[0], -stats.norm.logpdf(y, x @ LOC, NOISE), rtol=1e-12)
+    np.testing.assert_allclose(
+        losses.at_mean[0], -stats.norm.logpdf(y, x @ LOC, NOISE), rtol=1e-12
+    )
 
 
 @pytest.mark.full
@@ -238,7 +279,9 @@ def test_one_batch_is_one_round(x64):
     state, losses = vi.update(vi.init(KEY, x, y), x, y)
     assert_close(state.posterior, exact_posterior(y, 0.5), 1e-10)
     assert int(state.count) == 1
-    assert losses.at_mean == pytest.approx(-stats.norm.logpdf(y, x @ LOC, NOISE).sum(), rel=1e-12)
+    assert losses.at_mean == pytest.approx(
+        -stats.norm.logpdf(y, x @ LOC, NOISE).sum(), rel=1e-12
+    )
 
 
 def test_losses_are_untempered_and_before_the_update(x64):
@@ -251,14 +294,20 @@ def test_losses_are_untempered_and_before_the_update(x64):
         assert float(losses.at_mean[t]) == pytest.approx(at_mean, rel=1e-9)
         expected = at_mean + 0.5 * q.scale[j] ** 2 / NOISE**2
         assert float(losses.expected[t]) == pytest.approx(expected, rel=1e-9)
-    np.testing.assert_allclose(state.cumulative.expected, np.sum(losses.expected), rtol=1e-12)
+    np.testing.assert_allclose(
+        state.cumulative.expected, np.sum(losses.expected), rtol=1e-12
+    )
 
 
 @pytest.mark.full
 def test_losses_of_the_first_round_are_those_of_the_prior_under_every_power(x64):
     x, y = one_hot_stream()
-    (plain_state, plain), (state, losses) = (shared(model).run(KEY, x, y) for model in (linear, HALF))
-    assert_equal(*(jax.tree.map(lambda leaf: leaf[0], pair) for pair in (plain, losses)))
+    (plain_state, plain), (state, losses) = (
+        shared(model).run(KEY, x, y) for model in (linear, HALF)
+    )
+    assert_equal(
+        *(jax.tree.map(lambda leaf: leaf[0], pair) for pair in (plain, losses))
+    )
     assert (plain_state.posterior.scale < state.posterior.scale).all()
 
 
@@ -266,9 +315,15 @@ def test_other_scales_weigh_gradients_and_not_losses(x64):
     x, y = one_hot_stream()
     model = numpyro.handlers.scale(HALF, scale=3.0)
     found = evaluate(ETA, model, guide_of(linear), MeanField(LOC, SCALE), x, y)
-    np.testing.assert_allclose(found.grad_loc, 1.5 * x.T @ (x @ LOC - y) / NOISE**2, rtol=1e-10)
-    np.testing.assert_allclose(found.grad_var, 0.5 * 1.5 * (x**2).sum(0) / NOISE**2, rtol=1e-10)
-    assert found.at_mean == pytest.approx(-stats.norm.logpdf(y, x @ LOC, NOISE).sum(), rel=1e-12)
+    np.testing.assert_allclose(
+        found.grad_loc, 1.5 * x.T @ (x @ LOC - y) / NOISE**2, rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        found.grad_var, 0.5 * 1.5 * (x**2).sum(0) / NOISE**2, rtol=1e-10
+    )
+    assert found.at_mean == pytest.approx(
+        -stats.norm.logpdf(y, x @ LOC, NOISE).sum(), rel=1e-12
+    )
 
 
 @pytest.mark.full
@@ -276,7 +331,9 @@ def test_other_scales_weigh_the_steps_of_a_run_and_not_its_losses(x64):
     x, y = one_hot_stream()
     state, losses = online(numpyro.handlers.scale(HALF, scale=3.0)).run(KEY, x, y)
     assert_close(state.posterior, exact_posterior(y, 1.5), 1e-10)
-    assert losses.at_mean[0] == pytest.approx(-stats.norm.logpdf(y[0], x[0] @ LOC, NOISE), rel=1e-12)
+    assert losses.at_mean[0] == pytest.approx(
+        -stats.norm.logpdf(y[0], x[0] @ LOC, NOISE), rel=1e-12
+    )
 
 
 @pytest.mark.full
@@ -285,7 +342,9 @@ def test_other_scales_weigh_gradients_and_not_losses_of_a_batch(x64):
     vi = online(numpyro.handlers.scale(HALF, scale=3.0))
     state, losses = vi.update(vi.init(KEY, x, y), x, y)
     assert_close(state.posterior, exact_posterior(y, 1.5), 1e-10)
-    assert losses.at_mean == pytest.approx(-stats.norm.logpdf(y, x @ LOC, NOISE).sum(), rel=1e-12)
+    assert losses.at_mean == pytest.approx(
+        -stats.norm.logpdf(y, x @ LOC, NOISE).sum(), rel=1e-12
+    )
 
 
 @pytest.mark.full
@@ -293,7 +352,9 @@ def test_alpha_zero_stays_at_the_prior(x64):
     x, y = one_hot_stream()
     state, losses = online(nt.temper(linear, alpha=0.0)).run(KEY, x, y)
     assert_close(state.posterior, MeanField(LOC, SCALE), 1e-15)
-    np.testing.assert_allclose(losses.at_mean, -stats.norm.logpdf(y, x @ LOC, NOISE), rtol=1e-12)
+    np.testing.assert_allclose(
+        losses.at_mean, -stats.norm.logpdf(y, x @ LOC, NOISE), rtol=1e-12
+    )
 
 
 @pytest.mark.full
@@ -323,7 +384,8 @@ def test_a_model_equals_its_bare_loss(x64):
 def test_several_sites_and_their_own_powers(x64):
     def model(x, y, z):
         theta = numpyro.sample(
-            "theta", dist.Normal(jnp.array(LOC.tolist()), jnp.array(SCALE.tolist())).to_event(1)
+            "theta",
+            dist.Normal(jnp.array(LOC.tolist()), jnp.array(SCALE.tolist())).to_event(1),
         )
         eta = numpyro.deterministic("eta", x @ theta)
         with nt.temper(alpha=0.5):
@@ -336,7 +398,9 @@ def test_several_sites_and_their_own_powers(x64):
     # The power of y counts its data half.
     force = x.T @ (0.5 * (x @ LOC - y) + x @ LOC - z) / NOISE**2
     np.testing.assert_allclose(found.grad_loc, force, rtol=1e-10)
-    np.testing.assert_allclose(found.grad_var, 0.5 * 1.5 * (x**2).sum(0) / NOISE**2, rtol=1e-10)
+    np.testing.assert_allclose(
+        found.grad_var, 0.5 * 1.5 * (x**2).sum(0) / NOISE**2, rtol=1e-10
+    )
     want = -stats.norm.logpdf([y, z], x @ LOC, NOISE).sum()
     assert found.at_mean == pytest.approx(want, rel=1e-12)
 
@@ -355,7 +419,9 @@ def test_a_run_on_several_sites_with_their_own_powers(x64):
     # The power of y counts its data half, and so do half the noise precisions.
     precision = 1.0 + (0.5 * 2 + 2) / NOISE**2
     mean = (0.5 + (0.5 * y.sum() + z.sum()) / NOISE**2) / precision
-    assert_close(state.posterior, MeanField(np.array([mean]), np.array([precision**-0.5])), 1e-10)
+    assert_close(
+        state.posterior, MeanField(np.array([mean]), np.array([precision**-0.5])), 1e-10
+    )
     first = -stats.norm.logpdf([y[0], z[0]], 0.5, NOISE).sum()
     assert losses.at_mean[0] == pytest.approx(first, rel=1e-12)
 
@@ -365,15 +431,23 @@ def test_a_run_on_several_sites_with_their_own_powers(x64):
 
 def test_draws_of_a_predictor_have_the_exact_curvature_of_a_conjugate_model(x64):
     x, y = one_hot_stream()
-    found = evaluate(PREDICTOR_DRAWS, HALF, guide_of(linear), MeanField(LOC, SCALE), x, y)
-    np.testing.assert_allclose(found.grad_var, 0.5 * 0.5 * (x**2).sum(0) / NOISE**2, rtol=1e-10)
+    found = evaluate(
+        PREDICTOR_DRAWS, HALF, guide_of(linear), MeanField(LOC, SCALE), x, y
+    )
+    np.testing.assert_allclose(
+        found.grad_var, 0.5 * 0.5 * (x**2).sum(0) / NOISE**2, rtol=1e-10
+    )
 
 
-@pytest.mark.parametrize("name", tiered(["monte_carlo", "predictor"], unit=["monte_carlo"]))
+@pytest.mark.parametrize(
+    "name", tiered(["monte_carlo", "predictor"], unit=["monte_carlo"])
+)
 def test_monte_carlo_precision_is_exact_on_a_conjugate_stream(name, x64):
     _, y = one_hot_stream()
     _, state, _ = half_run(EXPECTATIONS[name])
-    np.testing.assert_allclose(state.posterior.scale, exact_posterior(y, 0.5).scale, rtol=1e-10)
+    np.testing.assert_allclose(
+        state.posterior.scale, exact_posterior(y, 0.5).scale, rtol=1e-10
+    )
 
 
 def square(y=None):
@@ -396,13 +470,17 @@ CURVATURES = pytest.mark.parametrize(
 @CURVATURES
 def test_curvatures_of_a_curved_predictor(expectation, curvature, gain, x64):
     def first_of_three(x, y=None):
-        theta = numpyro.sample("theta", dist.Normal(np.array([1.0, 0.0, 0.0]), 1e-3).to_event(1))
+        theta = numpyro.sample(
+            "theta", dist.Normal(np.array([1.0, 0.0, 0.0]), 1e-3).to_event(1)
+        )
         eta = numpyro.deterministic("eta", theta[:1] ** 2)
         numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
 
     q = MeanField(np.array([1.0, 0.0, 0.0]), np.full(3, 1e-3))
     data = np.eye(3)[:1], np.array([-3.0])
-    found = evaluate(expectation, first_of_three, guide_of(linear), q, *data, curvature=curvature)
+    found = evaluate(
+        expectation, first_of_three, guide_of(linear), q, *data, curvature=curvature
+    )
     # As below, of the precision that a step of one adds.
     slack = 6e-3 * (320.0 if curvature == "fisher" else 24.0)
     assert abs(2.0 * float(found.grad_var[0]) - gain) < slack
@@ -411,7 +489,9 @@ def test_curvatures_of_a_curved_predictor(expectation, curvature, gain, x64):
 
 @pytest.mark.full
 @CURVATURES
-def test_a_run_takes_the_curvatures_of_a_curved_predictor(expectation, curvature, gain, x64):
+def test_a_run_takes_the_curvatures_of_a_curved_predictor(
+    expectation, curvature, gain, x64
+):
     y = np.array([-3.0])
     vi = online(square, expectation, nt.online.ngvi(curvature=curvature))
     state, _ = vi.run(KEY, y)
@@ -427,14 +507,16 @@ def test_monte_carlo_losses_are_unbiased(x64):
     expectation = monte_carlo(num_particles=n)
     bound = bind(expectation, linear, guide_of(linear))
     # The rest of the evaluation is compiled to nothing.
-    losses = jax.jit(lambda q, data: nt.online.Losses(*bound.evaluate(q, data, {}, rng_key=KEY)[:2]))(
-        MeanField(LOC, SCALE), (x[:1], y[:1])
-    )
+    losses = jax.jit(
+        lambda q, data: nt.online.Losses(*bound.evaluate(q, data, {}, rng_key=KEY)[:2])
+    )(MeanField(LOC, SCALE), (x[:1], y[:1]))
     residual, v = float(y[0]) - LOC[0], SCALE[0] ** 2
     at_mean = -stats.norm.logpdf(residual, 0.0, NOISE)
     sd = np.sqrt(2.0 * v**2 + 4.0 * residual**2 * v) / (2.0 * NOISE**2)
     assert float(losses.at_mean) == pytest.approx(at_mean, rel=1e-5)
-    assert abs(float(losses.expected) - at_mean - 0.5 * v / NOISE**2) < 5 * sd / np.sqrt(n)
+    assert abs(
+        float(losses.expected) - at_mean - 0.5 * v / NOISE**2
+    ) < 5 * sd / np.sqrt(n)
 
 
 # What comes out.
@@ -444,8 +526,14 @@ def test_the_posterior_and_its_parameters(x64):
     vi, state, _ = half_run()
     q, params = check_posterior(vi, state)
     n = 2000
-    draws = jax.jit(lambda params: vi.guide.sample_posterior(KEY, params, sample_shape=(n,))["theta"])(params)
-    assert (np.abs(np.mean(draws, 0) - q.loc) < 5 * np.asarray(q.scale) / np.sqrt(n)).all()
+    draws = jax.jit(
+        lambda params: vi.guide.sample_posterior(KEY, params, sample_shape=(n,))[
+            "theta"
+        ]
+    )(params)
+    assert (
+        np.abs(np.mean(draws, 0) - q.loc) < 5 * np.asarray(q.scale) / np.sqrt(n)
+    ).all()
     np.testing.assert_allclose(np.std(draws, 0), q.scale, rtol=5 / np.sqrt(2 * n))
 
 
@@ -467,28 +555,40 @@ def test_posterior_params_and_the_methods_of_the_guide(x64):
     state, _ = vi.run(KEY, x, y)
     q, params = check_posterior(vi, state)
     n = 2000
-    draws = vi.guide.sample_posterior(jax.random.key(1), params, sample_shape=(n,))["theta"]
+    draws = vi.guide.sample_posterior(jax.random.key(1), params, sample_shape=(n,))[
+        "theta"
+    ]
     draws = np.asarray(draws)
     assert (np.abs(draws.mean(0) - q.loc) < 5 * np.asarray(q.scale) / np.sqrt(n)).all()
-    by_guide = Predictive(logistic, guide=vi.guide, params=params, num_samples=n)(jax.random.key(2), x)["y"]
+    by_guide = Predictive(logistic, guide=vi.guide, params=params, num_samples=n)(
+        jax.random.key(2), x
+    )["y"]
     by_draws = make_rng().random((n, len(x))) < special.expit(np.asarray(draws) @ x.T)
     assert by_guide.shape == (n, len(x))
     # Two estimates of one probability.
-    assert (np.abs(np.mean(by_guide, 0) - by_draws.mean(0)) < 5 * np.sqrt(2 * 0.25 / n)).all()
+    assert (
+        np.abs(np.mean(by_guide, 0) - by_draws.mean(0)) < 5 * np.sqrt(2 * 0.25 / n)
+    ).all()
 
 
 def test_a_point_rule_gives_a_delta(x64):
     x, y = logistic_stream()
     vi = shared(logistic, ETA, OGA)
     # NumPyro's logistic loss has the wrong slope at 0 exactly, so it starts elsewhere.
-    start = vi.init(KEY, x[:1], y[:1], prior=MeanField(np.array([0.2, -0.3, 0.1]), np.ones(3)))
+    start = vi.init(
+        KEY, x[:1], y[:1], prior=MeanField(np.array([0.2, -0.3, 0.1]), np.ones(3))
+    )
     state, losses = vi.run(start, x, y)
     posterior = vi.get_posterior(state)
     assert isinstance(posterior, dist.Delta)
     np.testing.assert_array_equal(posterior.v, state.posterior.loc)
     np.testing.assert_allclose(losses.at_mean, losses.expected, rtol=1e-6)
-    np.testing.assert_array_equal(vi.guide.median(vi.get_params(state))["theta"], state.posterior.loc)
-    draws = Predictive(vi.guide, params=vi.get_params(state), num_samples=3)(KEY, x, y)["theta"]
+    np.testing.assert_array_equal(
+        vi.guide.median(vi.get_params(state))["theta"], state.posterior.loc
+    )
+    draws = Predictive(vi.guide, params=vi.get_params(state), num_samples=3)(KEY, x, y)[
+        "theta"
+    ]
     np.testing.assert_array_equal(draws, np.tile(state.posterior.loc, (3, 1)))
     # The steps by hand.
     want = np.array([0.2, -0.3, 0.1])
@@ -548,7 +648,15 @@ def test_a_fit_and_a_stream_equal_one_stream(guide, x64):
     x, y = one_hot_stream()
     params = params_of(guide, exact_posterior(y[:4], 0.5, COLUMNS[:4]))
     fit = nt.fit_svi(
-        KEY, linear, guide, x[:4], y[:4], alpha=0.5, num_steps=1, num_particles=2, optim=numpyro.optim.Adam(0.05)
+        KEY,
+        linear,
+        guide,
+        x[:4],
+        y[:4],
+        alpha=0.5,
+        num_steps=1,
+        num_particles=2,
+        optim=numpyro.optim.Adam(0.05),
     )
     assert set(params) == set(fit.params)
     fit = fit._replace(params=jax.tree.map(jnp.asarray, params))
@@ -562,12 +670,18 @@ def test_a_fit_and_a_stream_equal_one_stream(guide, x64):
 def test_a_prior_of_another_shape_is_refused(x64):
     x, y = one_hot_stream()
     vi, data = shared(with_options), (X3[:1], Y3[:1])
-    with pytest.raises(ValueError, match=r"^prior has.*\(3,\) coordinates, the model \(1,\)"):
+    with pytest.raises(
+        ValueError, match=r"^prior has.*\(3,\) coordinates, the model \(1,\)"
+    ):
         vi.init(KEY, *data, prior=MeanField(LOC, SCALE))
     longer = shared(HALF).init(KEY, x[:1], y[:1])
-    fit = fit_of(AutoNormal, linear, (x[:1], y[:1]), params_of(AutoNormal, MeanField(LOC, SCALE)))
+    fit = fit_of(
+        AutoNormal, linear, (x[:1], y[:1]), params_of(AutoNormal, MeanField(LOC, SCALE))
+    )
     for prior in (longer, fit):
-        with pytest.raises(ValueError, match=r"^prior has latent sites.*names and shapes.*must agree"):
+        with pytest.raises(
+            ValueError, match=r"^prior has latent sites.*names and shapes.*must agree"
+        ):
             vi.init(KEY, *data, prior=prior)
     with pytest.raises(TypeError, match=r"^prior must be an.*got dict"):
         vi.init(KEY, *data, prior={"loc": 0.0})
@@ -576,7 +690,10 @@ def test_a_prior_of_another_shape_is_refused(x64):
 def test_a_fit_that_is_no_gaussian_is_refused(x64):
     x, y = one_hot_stream()
     fit = fit_of(AutoDelta, linear, (x[:1], y[:1]), {"theta_auto_loc": LOC})
-    with pytest.raises(TypeError, match=r"AutoDelta is not a Gaussian.*AutoNormal or AutoMultivariateNormal"):
+    with pytest.raises(
+        TypeError,
+        match=r"AutoDelta is not a Gaussian.*AutoNormal or AutoMultivariateNormal",
+    ):
         shared(HALF).init(KEY, x[:1], y[:1], prior=fit)
 
 
@@ -585,7 +702,10 @@ def test_a_fit_that_is_no_gaussian_is_refused(x64):
 
 @pytest.mark.parametrize(
     ("scale_x", "scale_y"),
-    tiered([(x, y) for x in ("1", "nan", "inf") for y in ("nan", "inf")], unit=[("nan", "inf")]),
+    tiered(
+        [(x, y) for x in ("1", "nan", "inf") for y in ("nan", "inf")],
+        unit=[("nan", "inf")],
+    ),
 )
 def test_init_reads_shapes_and_not_values(scale_x, scale_y, x64):
     x, y = one_hot_stream()
@@ -599,7 +719,10 @@ def test_init_reads_shapes_and_not_values(scale_x, scale_y, x64):
 def test_rounds_that_are_not_finite_are_rejected_and_counted(x64):
     x, y = one_hot_stream()
     vi, before, _ = half_run()
-    for bad_x, bad_y in ((np.where(x == 0, np.nan, x), y), (np.where(x == 0, np.inf, x), y)):
+    for bad_x, bad_y in (
+        (np.where(x == 0, np.nan, x), y),
+        (np.where(x == 0, np.inf, x), y),
+    ):
         after, _ = vi.run(before, bad_x, bad_y)
         assert_equal(after.posterior, before.posterior)
         assert_equal(after.cumulative, before.cumulative)
@@ -607,12 +730,17 @@ def test_rounds_that_are_not_finite_are_rejected_and_counted(x64):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("expectation", [ETA, PREDICTOR_DRAWS], ids=["quadrature", "draws"])
+@pytest.mark.parametrize(
+    "expectation", [ETA, PREDICTOR_DRAWS], ids=["quadrature", "draws"]
+)
 def test_a_round_that_is_not_finite_is_rejected_and_counted(expectation):
     x, y = one_hot_stream()
     vi = online(linear, expectation)
     before, _ = vi.run(KEY, x[:3], y[:3])
-    for bad_x, bad_y in ((x[3:4], np.array([np.nan])), (np.where(x[3:4] == 0, np.nan, np.inf), y[3:4])):
+    for bad_x, bad_y in (
+        (x[3:4], np.array([np.nan])),
+        (np.where(x[3:4] == 0, np.nan, np.inf), y[3:4]),
+    ):
         after, _ = vi.update(before, bad_x, bad_y)
         assert_equal(after.posterior, before.posterior)
         assert_equal(after.cumulative, before.cumulative)
@@ -683,12 +811,44 @@ PAIR = (np.ones(2), np.zeros(2))
     ("model", "expectation", "data", "match"),
     [
         (subsampling, DRAWS, PAIR, r"'rows' subsamples 2 of 10.*data that stay take"),
-        pytest.param(subsampling, ETA, PAIR, r"'rows' subsamples 2 of 10.*stay take", marks=pytest.mark.full),
-        (joint, ETA, PAIR[:1], r"^the model has.*no observed site.*that it conditions on"),
-        pytest.param(joint, DRAWS, PAIR[:1], r"no observed site.*it conditions on", marks=pytest.mark.full),
-        (unnamed, ETA, PAIR, r"no deterministic site 'eta' \(it has \['mu'\]\).*the linear predictor by"),
-        (mismatched, ETA, PAIR, r"'y' has log-probabilities of shape \(2,\), predictor 'eta' has shape \(\)"),
-        (joint, ETA, PAIR, r"'y' has log-probabilities of shape \(\), predictor 'eta' has shape \(2,\)"),
+        pytest.param(
+            subsampling,
+            ETA,
+            PAIR,
+            r"'rows' subsamples 2 of 10.*stay take",
+            marks=pytest.mark.full,
+        ),
+        (
+            joint,
+            ETA,
+            PAIR[:1],
+            r"^the model has.*no observed site.*that it conditions on",
+        ),
+        pytest.param(
+            joint,
+            DRAWS,
+            PAIR[:1],
+            r"no observed site.*it conditions on",
+            marks=pytest.mark.full,
+        ),
+        (
+            unnamed,
+            ETA,
+            PAIR,
+            r"no deterministic site 'eta' \(it has \['mu'\]\).*the linear predictor by",
+        ),
+        (
+            mismatched,
+            ETA,
+            PAIR,
+            r"'y' has log-probabilities of shape \(2,\), predictor 'eta' has shape \(\)",
+        ),
+        (
+            joint,
+            ETA,
+            PAIR,
+            r"'y' has log-probabilities of shape \(\), predictor 'eta' has shape \(2,\)",
+        ),
     ],
 )
 def test_models_that_do_not_fit_raise_in_init(model, expectation, data, match, x64):
@@ -700,7 +860,8 @@ def test_a_likelihood_with_another_latent_beside_the_predictor_is_refused(x64):
     guide = AutoOnlineDiagonalNormal(noisy)
     vi = nt.OnlineVI(noisy, guide, NGVI, ETA)
     with pytest.raises(
-        ValueError, match=r"^the likelihood.*other than through predictor 'eta'.*at their prior. Use"
+        ValueError,
+        match=r"^the likelihood.*other than through predictor 'eta'.*at their prior. Use",
     ):
         vi.init(KEY, *PAIR)
     # Draws of the whole parameter see both.
@@ -709,10 +870,20 @@ def test_a_likelihood_with_another_latent_beside_the_predictor_is_refused(x64):
 
 def test_wrong_parts_raise_when_they_are_put_together():
     rule = nt.online.ngvi()
-    with pytest.raises(TypeError, match=r"^this expectation is of.*bare loss.*by nt.online.run, or take"):
+    with pytest.raises(
+        TypeError,
+        match=r"^this expectation is of.*bare loss.*by nt.online.run, or take",
+    ):
         nt.OnlineVI(logistic, AutoOnlineDiagonalNormal, rule, hinge())
-    for guide in (AutoNormal, AutoNormal(logistic), AutoDiagonalNormal, lambda x, y: None):
-        with pytest.raises(TypeError, match=r"^OnlineVI needs an.*AutoOnlineDiagonalNormal"):
+    for guide in (
+        AutoNormal,
+        AutoNormal(logistic),
+        AutoDiagonalNormal,
+        lambda x, y: None,
+    ):
+        with pytest.raises(
+            TypeError, match=r"^OnlineVI needs an.*AutoOnlineDiagonalNormal"
+        ):
             nt.OnlineVI(logistic, guide, rule, ETA)
 
 
@@ -722,9 +893,15 @@ def test_init_comes_first_and_outside_of_transformations(x64):
     state = shared(logistic).init(KEY, x[:1], y[:1])
     with pytest.raises(ValueError, match=r"OnlineVI\.init before.*run with a key"):
         vi.update(state, x[:1], y[:1])
-    with pytest.raises(ValueError, match=r"^OnlineVI\.init sets the.*outside of jit.*run can be transformed"):
+    with pytest.raises(
+        ValueError,
+        match=r"^OnlineVI\.init sets the.*outside of jit.*run can be transformed",
+    ):
         jax.jit(lambda x, y: vi.init(KEY, x, y))(x[:1], y[:1])
-    with pytest.raises(ValueError, match=r"^OnlineVI\.init sets the.*outside of jit.*run can be transformed"):
+    with pytest.raises(
+        ValueError,
+        match=r"^OnlineVI\.init sets the.*outside of jit.*run can be transformed",
+    ):
         jax.jit(lambda key: vi.init(key, x[:1], y[:1]))(KEY)
     # The failed attempts left nothing behind.
     assert vi.guide.prototype_trace is None
@@ -735,7 +912,10 @@ def test_init_comes_first_and_outside_of_transformations(x64):
 def test_failed_attempts_leave_nothing_behind():
     x, y = logistic_stream()
     vi = online(logistic)
-    with pytest.raises(ValueError, match=r"^OnlineVI\.init sets the.*outside of jit.*run can be transformed"):
+    with pytest.raises(
+        ValueError,
+        match=r"^OnlineVI\.init sets the.*outside of jit.*run can be transformed",
+    ):
         jax.jit(lambda x, y: vi.init(KEY, x, y))(x, y)
     vi.update(vi.init(KEY, x, y), x, y)
 
@@ -744,7 +924,9 @@ def test_streams_without_rounds_or_of_different_lengths_are_refused():
     x, y = logistic_stream()
     vi = shared(logistic)
     for bad in ((x[:0], y[:0]), (x[:3], y[:2])):
-        with pytest.raises(ValueError, match=r"^run needs.*one common leading axis.*model or the loss"):
+        with pytest.raises(
+            ValueError, match=r"^run needs.*one common leading axis.*model or the loss"
+        ):
             vi.run(KEY, *bad)
 
 
@@ -756,14 +938,21 @@ def with_options(x, y=None, *, link="identity", flip=False, offset=None, power=1
     eta = numpyro.deterministic("eta", theta * x**power)
     mean = {"identity": eta, "negative": -eta}[link]
     mean = -mean if flip else mean
-    numpyro.sample("y", dist.Normal(mean if offset is None else mean + offset, 1.0), obs=y)
+    numpyro.sample(
+        "y", dist.Normal(mean if offset is None else mean + offset, 1.0), obs=y
+    )
 
 
 X3, Y3 = np.array([1.0, -2.0, 0.5]), np.array([0.3, 1.0, -0.7])
 # Options, the sign and power of the slope, and the offset.
 OPTIONS = {
     "none": ({}, 1.0, 1, 0.0),
-    "string, flag, None": ({"link": "negative", "flip": True, "offset": None}, 1.0, 1, 0.0),
+    "string, flag, None": (
+        {"link": "negative", "flip": True, "offset": None},
+        1.0,
+        1,
+        0.0,
+    ),
     "flag, float": ({"flip": True, "offset": 0.25}, -1.0, 1, 0.25),
     "array": ({"offset": np.array(0.25)}, 1.0, 1, 0.25),
     "rows": ({"offset": X3}, 1.0, 1, X3),
@@ -783,7 +972,9 @@ def check_options(vi, name):
     precision = 1.0 + (slope**2).sum()
     mean = (slope * (Y3 - offset)).sum() / precision
     state, _ = vi.run(KEY, X3, y=Y3, **options)
-    assert_close(state.posterior, MeanField(np.array([mean]), np.array([precision**-0.5])), 1e-10)
+    assert_close(
+        state.posterior, MeanField(np.array([mean]), np.array([precision**-0.5])), 1e-10
+    )
     return mean, options
 
 
@@ -792,9 +983,13 @@ def test_keyword_and_static_arguments_of_one_object_do_not_mix(x64):
     q = vi.init(KEY, X3[:1], y=Y3[:1]).posterior
     for name in ("string, flag, None", "flag, integer, float"):
         arrays, _, expectation = vi._split((X3,), {"y": Y3, **OPTIONS[name][0]})
-        found = jax.jit(functools.partial(expectation.evaluate, curvature="hessian"))(q, *arrays)
+        found = jax.jit(functools.partial(expectation.evaluate, curvature="hessian"))(
+            q, *arrays
+        )
         slope, offset = slope_and_offset(name)
-        np.testing.assert_allclose(found.grad_loc, [-(slope * (Y3 - offset)).sum()], rtol=1e-10)
+        np.testing.assert_allclose(
+            found.grad_loc, [-(slope * (Y3 - offset)).sum()], rtol=1e-10
+        )
         np.testing.assert_allclose(found.grad_var, [0.5 * (slope**2).sum()], rtol=1e-10)
 
 
@@ -823,7 +1018,13 @@ def test_static_arguments_of_one_object_do_not_mix(x64):
     vi = online(with_options)
     locs = [
         float(vi.run(KEY, x, y, **options)[0].posterior.loc[0])
-        for options in ({}, {"flip": True}, {"flip": False}, {"link": "negative"}, {"power": 2})
+        for options in (
+            {},
+            {"flip": True},
+            {"flip": False},
+            {"link": "negative"},
+            {"power": 2},
+        )
     ]
     mean, squared = -1.7 / 6.0, 4.3 / 18.0
     assert locs == pytest.approx([mean, -mean, mean, -mean, squared], rel=1e-12)
@@ -838,19 +1039,27 @@ def test_update_under_jit_scan_and_vmap_together(x64):
     @jax.jit
     @jax.vmap
     def run(y):
-        return jax.lax.scan(lambda state, row: vi.update(state, *row), start, (x[:, None], y[:, None]))
+        return jax.lax.scan(
+            lambda state, row: vi.update(state, *row), start, (x[:, None], y[:, None])
+        )
 
     start = vi.init(KEY, x[:1], y[:1])
     many, many_losses = run(streams)
     for i, stream in enumerate(streams):
         one, losses = vi.run(KEY, x, stream)
-        assert_close(jax.tree.map(lambda leaf, i=i: leaf[i], many.posterior), one.posterior, 1e-10)
+        assert_close(
+            jax.tree.map(lambda leaf, i=i: leaf[i], many.posterior),
+            one.posterior,
+            1e-10,
+        )
         np.testing.assert_allclose(many_losses.expected[i], losses.expected, rtol=1e-10)
         np.testing.assert_allclose(many_losses.at_mean[i], losses.at_mean, rtol=1e-10)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("expectation", [ETA, DRAWS], ids=["gauss_hermite", "monte_carlo"])
+@pytest.mark.parametrize(
+    "expectation", [ETA, DRAWS], ids=["gauss_hermite", "monte_carlo"]
+)
 def test_update_under_jit_scan_and_vmap(expectation):
     x, y = logistic_stream()
     vi = online(logistic, expectation)
@@ -870,8 +1079,12 @@ def test_update_under_jit_scan_and_vmap(expectation):
     many, many_losses = jax.vmap(vi.update)(states, x[:2, None], y[:2, None])
     for t in range(2):
         one, loss = vi.update(state, x[t : t + 1], y[t : t + 1])
-        assert_close(jax.tree.map(lambda leaf, t=t: leaf[t], many.posterior), one.posterior, 1e-5)
-        assert float(many_losses.expected[t]) == pytest.approx(float(loss.expected), rel=1e-5)
+        assert_close(
+            jax.tree.map(lambda leaf, t=t: leaf[t], many.posterior), one.posterior, 1e-5
+        )
+        assert float(many_losses.expected[t]) == pytest.approx(
+            float(loss.expected), rel=1e-5
+        )
 
 
 def counted_model():
@@ -932,7 +1145,9 @@ def test_the_expectation_is_monte_carlo_by_default(x64):
 
 
 def affine(x, y=None, prior_loc=0.0):
-    theta = numpyro.sample("theta", dist.Normal(prior_loc, 1.0).expand([x.shape[-1]]).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(prior_loc, 1.0).expand([x.shape[-1]]).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ theta)
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
@@ -946,19 +1161,31 @@ def with_scale(x, y=None):
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning", "ignore:the priors of")
-@pytest.mark.parametrize("guide", [AutoOnlineDiagonalNormal, nt.guides.AutoOnlineMultivariateNormal])
+@pytest.mark.filterwarnings(
+    "ignore::numpyro_tempered.online.StreamWarning", "ignore:the priors of"
+)
+@pytest.mark.parametrize(
+    "guide", [AutoOnlineDiagonalNormal, nt.guides.AutoOnlineMultivariateNormal]
+)
 @pytest.mark.parametrize("model", [affine, with_scale])
 def test_a_regression_by_the_defaults_loses_hardly_a_row(model, guide):
     online = nt.OnlineVI(model, guide)
     for seed in range(3):
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(200, 3)).astype(np.float32)
-        y = (x @ [0.5, -0.3, 0.2] + (1.0 if model is affine else 0.7) * rng.normal(size=200)).astype(np.float32)
+        y = (
+            x @ [0.5, -0.3, 0.2]
+            + (1.0 if model is affine else 0.7) * rng.normal(size=200)
+        ).astype(np.float32)
         state, _ = online.run(jax.random.key(seed), x, y)
         assert int(state.rule_state.rejected) <= (0 if model is affine else 10)
-        q, least_squares = online.get_posterior(state), np.linalg.lstsq(x, y, rcond=None)[0]
-        assert np.all(np.abs(q.mean[:3] - least_squares) <= 3.0 * np.sqrt(q.variance[:3]))
+        q, least_squares = (
+            online.get_posterior(state),
+            np.linalg.lstsq(x, y, rcond=None)[0],
+        )
+        assert np.all(
+            np.abs(q.mean[:3] - least_squares) <= 3.0 * np.sqrt(q.variance[:3])
+        )
 
 
 STREAM = (np.array([[1.0, 0.5], [-1.0, 2.0], [0.3, 0.1]]), np.array([1.0, -0.5, 2.0]))
@@ -970,7 +1197,9 @@ def test_a_grid_of_alphas_runs_under_vmap():
     guide = nt.guides.AutoOnlineDiagonalNormal(affine)
 
     def run(alpha):
-        online = nt.OnlineVI(nt.temper(affine, alpha=alpha), guide, nt.online.ngvi(), ETA)
+        online = nt.OnlineVI(
+            nt.temper(affine, alpha=alpha), guide, nt.online.ngvi(), ETA
+        )
         return online.run(start, *STREAM)[0].posterior
 
     begin = nt.OnlineVI(affine, guide, nt.online.ngvi(), ETA)
@@ -984,8 +1213,14 @@ def test_a_grid_of_alphas_runs_under_vmap():
 
 
 def test_a_guide_of_another_model_is_refused():
-    with pytest.raises(ValueError, match=r"^the guide is.*built on another model.*it on this one"):
-        nt.OnlineVI(linear, nt.guides.AutoOnlineDiagonalNormal(lambda x, y: affine(x, y, 5.0)), nt.online.ngvi())
+    with pytest.raises(
+        ValueError, match=r"^the guide is.*built on another model.*it on this one"
+    ):
+        nt.OnlineVI(
+            linear,
+            nt.guides.AutoOnlineDiagonalNormal(lambda x, y: affine(x, y, 5.0)),
+            nt.online.ngvi(),
+        )
 
 
 def ridge(y):
@@ -1000,15 +1235,27 @@ def test_prior_terms_are_refused(x64):
         numpyro.sample("y", dist.Normal(angle, 1.0), obs=y)
 
     unwrapped = handlers.reparam(circular, config={"angle": CircularReparam()})
-    with pytest.raises(ValueError, match=r"^a prior cannot be.*is it improper.*start at the prior"):
+    with pytest.raises(
+        ValueError, match=r"^a prior cannot be.*is it improper.*start at the prior"
+    ):
         online(unwrapped, DRAWS).init(KEY, 0.5)
-    with pytest.raises(ValueError, match=r"\['ridge'\] are prior terms.*it the model without"):
+    with pytest.raises(
+        ValueError, match=r"\['ridge'\] are prior terms.*it the model without"
+    ):
         online(nt.temper(ridge, alpha=1.0, factors=False), DRAWS).init(KEY, 0.5)
 
 
 @pytest.mark.full
 def test_prior_terms_are_no_obstacle_to_a_fit():
-    fit = nt.fit_svi(KEY, ridge, AutoNormal, 0.5, num_steps=1, num_particles=2, optim=numpyro.optim.Adam(0.05))
+    fit = nt.fit_svi(
+        KEY,
+        ridge,
+        AutoNormal,
+        0.5,
+        num_steps=1,
+        num_particles=2,
+        optim=numpyro.optim.Adam(0.05),
+    )
     assert fit.alpha == 1.0
 
 
@@ -1036,9 +1283,13 @@ def test_a_state_as_prior_goes_by_name(x64):
     state = state._replace(rule_state=state.rule_state._replace(posterior=posterior))
     start = online(vu, DRAWS).init(KEY, 3.0, prior=state)
     for ours, theirs in zip(start.posterior, posterior, strict=True):
-        by_name = dict(zip((name for name, _ in start.layout.sites), np.asarray(ours), strict=True))
+        by_name = dict(
+            zip((name for name, _ in start.layout.sites), np.asarray(ours), strict=True)
+        )
         assert (by_name["u"], by_name["v"]) == tuple(theirs)
-    with pytest.raises(ValueError, match=r"^prior has latent sites.*names and shapes.*must agree"):
+    with pytest.raises(
+        ValueError, match=r"^prior has latent sites.*names and shapes.*must agree"
+    ):
         online(vw, DRAWS).init(KEY, 3.0, prior=state)
 
 
@@ -1053,16 +1304,21 @@ def test_the_posterior_of_a_run_as_prior_goes_by_name():
 
 def test_every_init_starts_at_the_prior_of_its_arguments(x64):
     def scaled(x, y, scale):
-        theta = numpyro.sample("theta", dist.Normal(0.0, scale).expand([x.shape[-1]]).to_event(1))
+        theta = numpyro.sample(
+            "theta", dist.Normal(0.0, scale).expand([x.shape[-1]]).to_event(1)
+        )
         with numpyro.plate("n", len(y)):
             numpyro.sample("y", dist.Normal(x @ theta, NOISE), obs=y)
 
     x, y = one_hot_stream()
     vi = online(scaled, DRAWS)
     for scale in (1.0, 10.0):
-        np.testing.assert_allclose(vi.init(KEY, x[:1], y[:1], scale).posterior.scale, scale)
+        np.testing.assert_allclose(
+            vi.init(KEY, x[:1], y[:1], scale).posterior.scale, scale
+        )
     with pytest.raises(
-        ValueError, match=r"^the latent sites are .*, at the first call they were .*: build a new guide"
+        ValueError,
+        match=r"^the latent sites are .*, at the first call they were .*: build a new guide",
     ):
         vi.init(KEY, x[:1, :1], y[:1], 1.0)
 
@@ -1074,22 +1330,30 @@ def nested(y):
 
 
 def test_the_loss_takes_the_support_given_the_other_latents(x64):
-    guide = SimpleNamespace(_unpack_latent=lambda theta: {"top": theta[0], "z": theta[1]})
-    losses, _ = jax.jit(lambda theta: model_loss(nested, guide).losses(theta, (1.5,), {}))(
-        np.array([np.log(3.0), 0.0])
+    guide = SimpleNamespace(
+        _unpack_latent=lambda theta: {"top": theta[0], "z": theta[1]}
     )
+    losses, _ = jax.jit(
+        lambda theta: model_loss(nested, guide).losses(theta, (1.5,), {})
+    )(np.array([np.log(3.0), 0.0]))
     # z is the middle of (0, 3).
-    np.testing.assert_allclose(losses, [[-stats.norm.logpdf(1.5, 1.5, 0.1)]], rtol=1e-10)
+    np.testing.assert_allclose(
+        losses, [[-stats.norm.logpdf(1.5, 1.5, 0.1)]], rtol=1e-10
+    )
 
 
 @pytest.mark.full
 def test_a_support_that_depends_on_another_latent(x64):
     vi = online(nested, DRAWS, OGA)
     with pytest.warns(UserWarning, match="not Normal"):
-        state = vi.init(KEY, 0.5, prior=MeanField(np.array([np.log(3.0), 0.0]), np.full(2, 1e-6)))
+        state = vi.init(
+            KEY, 0.5, prior=MeanField(np.array([np.log(3.0), 0.0]), np.full(2, 1e-6))
+        )
     _, losses = vi.update(state, 1.5)
     # z is the middle of (0, 3).
-    np.testing.assert_allclose(losses.at_mean, -stats.norm.logpdf(1.5, 1.5, 0.1), rtol=1e-3)
+    np.testing.assert_allclose(
+        losses.at_mean, -stats.norm.logpdf(1.5, 1.5, 0.1), rtol=1e-3
+    )
 
 
 def test_local_latents_and_params_are_refused(x64):
@@ -1104,11 +1368,18 @@ def test_local_latents_and_params_are_refused(x64):
         numpyro.sample("y", dist.Normal(theta, numpyro.param("noise", 1.0)), obs=y)
 
     with pytest.raises(
-        ValueError, match=r"^latent sites.*\['z'\] have one value for each datum.*them a leading axis"
+        ValueError,
+        match=r"^latent sites.*\['z'\] have one value for each datum.*them a leading axis",
     ):
-        nt.OnlineVI(local, AutoOnlineDiagonalNormal, nt.online.ngvi()).run(KEY, np.arange(4.0))
-    with pytest.raises(ValueError, match=r"^the model has.*params \['noise'\].*or fit them by"):
-        nt.OnlineVI(with_param, AutoOnlineDiagonalNormal, nt.online.ngvi()).init(KEY, 0.5)
+        nt.OnlineVI(local, AutoOnlineDiagonalNormal, nt.online.ngvi()).run(
+            KEY, np.arange(4.0)
+        )
+    with pytest.raises(
+        ValueError, match=r"^the model has.*params \['noise'\].*or fit them by"
+    ):
+        nt.OnlineVI(with_param, AutoOnlineDiagonalNormal, nt.online.ngvi()).init(
+            KEY, 0.5
+        )
 
 
 def test_rows_that_mix_are_refused(x64):
@@ -1121,9 +1392,15 @@ def test_rows_that_mix_are_refused(x64):
     x, y = one_hot_stream()
     vi = online(centred)
     state = vi.init(KEY, x[:1], y[:1])
-    with pytest.raises(ValueError, match=r"^the likelihood of.*the predictor of another.*one by one. Use"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the likelihood of.*the predictor of another.*one by one. Use",
+    ):
         vi.update(state, x, y)
-    with pytest.raises(ValueError, match=r"^observed site.*broadcast against each other.*Give them one shape"):
+    with pytest.raises(
+        ValueError,
+        match=r"^observed site.*broadcast against each other.*Give them one shape",
+    ):
         online(linear, DRAWS).init(KEY, x, y[:, None])
 
 
@@ -1135,10 +1412,14 @@ def test_which_losses_depend_on_the_predictor_of_another(n, outputs):
 
     def felt_by_the_next(u):
         # Of two outputs their difference alone.
-        contrast = jnp.reshape(u, (n, -1)) @ (jnp.array([1.0, -1.0]) if outputs else jnp.ones(1))
+        contrast = jnp.reshape(u, (n, -1)) @ (
+            jnp.array([1.0, -1.0]) if outputs else jnp.ones(1)
+        )
         return own(u) + jnp.roll(contrast, 1)
 
-    verdicts = jax.jit(lambda u: [_depend_on_others(losses, u) for losses in (own, felt_by_the_next)])
+    verdicts = jax.jit(
+        lambda u: [_depend_on_others(losses, u) for losses in (own, felt_by_the_next)]
+    )
     u = np.random.default_rng(0).normal(size=(n, *outputs)).astype(np.float32)
     assert [bool(verdict) for verdict in verdicts(u)] == [False, True]
     # Each pair of few data; of many no square matrix.
@@ -1154,16 +1435,24 @@ def test_pandas_arguments(x64):
 
 def test_a_point_rule_needs_no_curvature(x64):
     def absolute(y):
-        numpyro.sample("y", dist.Laplace(numpyro.sample("theta", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+        numpyro.sample(
+            "y",
+            dist.Laplace(numpyro.sample("theta", dist.Normal(0.0, 1.0)), 1.0),
+            obs=y,
+        )
 
-    state, _ = nt.OnlineVI(absolute, AutoOnlineDiagonalNormal, nt.online.oga(0.5)).run(KEY, np.ones(4))
+    state, _ = nt.OnlineVI(absolute, AutoOnlineDiagonalNormal, nt.online.oga(0.5)).run(
+        KEY, np.ones(4)
+    )
     np.testing.assert_allclose(state.posterior.loc, 1.0)
 
 
 @pytest.mark.full
 def test_a_shifted_normal_prior_by_a_transform(x64):
     def shifted(y):
-        prior = dist.TransformedDistribution(dist.Normal(0.0, 1.0), dist.transforms.AffineTransform(1.0, 2.0))
+        prior = dist.TransformedDistribution(
+            dist.Normal(0.0, 1.0), dist.transforms.AffineTransform(1.0, 2.0)
+        )
         numpyro.sample("y", dist.Normal(numpyro.sample("theta", prior), 1.0), obs=y)
 
     vi = nt.OnlineVI(shifted, AutoOnlineDiagonalNormal, nt.online.ngvi())
@@ -1214,14 +1503,18 @@ def test_the_state_of_a_run_with_a_raw_key_goes_on(x64):
     assert_equal(vi.run(copy, x, y)[0].posterior, vi.run(state, x, y)[0].posterior)
 
 
-@pytest.mark.parametrize("name", tiered(["gauss_hermite", "monte_carlo"], unit=["gauss_hermite"]))
+@pytest.mark.parametrize(
+    "name", tiered(["gauss_hermite", "monte_carlo"], unit=["gauss_hermite"])
+)
 @pytest.mark.parametrize("label", [0, 1])
 def test_the_first_step_of_a_point_from_a_mean_of_zero(name, label, x64):
     # NumPyro's derivative of this loss at a predictor of exactly 0 is 0 or 1 in size, not 1/2.
     x, y = np.array([[1.0, -2.0, 0.5]]), np.array([label])
     vi = shared(logistic, EXPECTATIONS[name], OGA)
     state, _ = vi.run(KEY, x, y)
-    np.testing.assert_allclose(state.posterior.loc, 0.1 * (label - 0.5) * x[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        state.posterior.loc, 0.1 * (label - 0.5) * x[0], rtol=1e-5
+    )
 
 
 def test_a_model_that_keeps_what_it_computes_runs_online():

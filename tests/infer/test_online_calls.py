@@ -46,12 +46,22 @@ def narrow(state):
 
 def test_findings_and_the_state_name_the_sites(online, narrow):
     assert dict(narrow.layout.sites) == {"tau": (), "table": (2, 2), "weights": (3,)}
-    flat = [(name, index) for name, shape in narrow.layout.sites for index in np.ndindex(shape)]
-    expected = [name + (str(list(index)) if index else "") for name, index in (flat[k] for k in (1, 4, 7))]
+    flat = [
+        (name, index)
+        for name, shape in narrow.layout.sites
+        for index in np.ndindex(shape)
+    ]
+    expected = [
+        name + (str(list(index)) if index else "")
+        for name, index in (flat[k] for k in (1, 4, 7))
+    ]
     for rule, state in ((online, narrow), (online.rule, narrow)):
         (finding,) = nt.online.diagnose(rule, state, warn=False)
         assert finding.coordinates.tolist() == [1, 4, 7]
-        assert "(" + ", ".join(expected) + "): these coordinates hardly move" in finding.message
+        assert (
+            "(" + ", ".join(expected) + "): these coordinates hardly move"
+            in finding.message
+        )
     assert {"table[0, 0]", "weights[1]"} & set(expected)
     (finding,) = nt.online.diagnose(online.rule, narrow.rule_state, warn=False)
     assert "(1, 4, 7): these coordinates hardly move" in finding.message
@@ -64,7 +74,9 @@ def test_findings_and_the_state_name_the_sites(online, narrow):
 def test_findings_name_a_few_coordinates():
     rule = nt.online.ngvi()
     state = rule.init(nt.families.MeanField(jnp.zeros(300), jnp.ones(300)))
-    state = state._replace(posterior=nt.families.MeanField(jnp.zeros(300), jnp.full(300, 1e-8)))
+    state = state._replace(
+        posterior=nt.families.MeanField(jnp.zeros(300), jnp.full(300, 1e-8))
+    )
     (finding,) = nt.online.diagnose(rule, state, warn=False)
     assert "(0, 1, 2, 3, 4, ...): these coordinates hardly move" in finding.message
     assert len(finding.message) < 300
@@ -84,21 +96,27 @@ OF_RULE = {
     "run": lambda o, s: nt.online.run(o.rule, o.expectation, s, X, Y),
     "update": lambda o, s: nt.online.update(o.rule, o.expectation, s, X, Y),
     "run_chunks": lambda o, s: nt.online.run_chunks(o.rule, o.expectation, s, [(X, Y)]),
-    "iterate_chunks": lambda o, s: list(nt.online.iterate_chunks(o.rule, o.expectation, s, [(X, Y)])),
+    "iterate_chunks": lambda o, s: list(
+        nt.online.iterate_chunks(o.rule, o.expectation, s, [(X, Y)])
+    ),
     "Service": lambda o, s: nt.online.Service(o.rule, SQUARED, s, X[0], Y[0]),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_functions_of_rules_say_what_an_online_vi_has(online, state, name):
-    with pytest.raises(TypeError, match=r"OnlineVI has calls of its own: online.run\(rng_key, \*args\).*service"):
+    with pytest.raises(
+        TypeError,
+        match=r"OnlineVI has calls of its own: online.run\(rng_key, \*args\).*service",
+    ):
         CALLS[name](online, state)
 
 
 @pytest.mark.parametrize("name", OF_RULE)
 def test_functions_of_rules_say_where_the_state_belongs(online, state, name):
     with pytest.raises(
-        TypeError, match=r"takes its state itself: online.run.*or pass state.rule_state.*bare loss"
+        TypeError,
+        match=r"takes its state itself: online.run.*or pass state.rule_state.*bare loss",
     ):
         OF_RULE[name](online, state)
 
@@ -111,7 +129,10 @@ def test_predictions_by_a_bare_loss_take_the_state_of_a_model(state):
         expected = nt.online.predict(SQUARED, rule_state, X)
         np.testing.assert_array_equal(found.mean, expected.mean)
         np.testing.assert_array_equal(found.variance, expected.variance)
-    with pytest.raises(TypeError, match=r"of a model's likelihood: OnlineVI\.service.*loss of the model"):
+    with pytest.raises(
+        TypeError,
+        match=r"of a model's likelihood: OnlineVI\.service.*loss of the model",
+    ):
         nt.online.predict(nt.expectations.gauss_hermite(predictor="eta"), state, X)
 
 
@@ -128,7 +149,9 @@ def test_a_row_needs_a_leading_axis(online, state, name):
     online.init(KEY, *(X[:1], Y[:1])[: len(args)], **dict.fromkeys(kwargs, Y[:1]))
     for call in (online.update, jax.jit(online.update)):
         with pytest.raises(
-            ValueError, match=message + r", an axis less than at the start.*Pass x\[None\], or x\[:1\]"
+            ValueError,
+            match=message
+            + r", an axis less than at the start.*Pass x\[None\], or x\[:1\]",
         ):
             call(state, *args, **kwargs)
 
@@ -142,8 +165,15 @@ def test_arguments_that_broadcast_may_lose_an_axis(online, state):
 
 def test_a_start_with_a_row_is_told_from_local_latents():
     def of_columns(x, y):
-        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
+        weights = numpyro.sample(
+            "weights", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1)
+        )
         numpyro.sample("y", dist.Normal(x @ weights, 1.0), obs=y)
 
-    with pytest.raises(ValueError, match=r"^latent sites.*If the data are one row, give them a leading axis"):
-        nt.OnlineVI(of_columns, nt.guides.AutoOnlineDiagonalNormal).init(KEY, X[0], Y[0])
+    with pytest.raises(
+        ValueError,
+        match=r"^latent sites.*If the data are one row, give them a leading axis",
+    ):
+        nt.OnlineVI(of_columns, nt.guides.AutoOnlineDiagonalNormal).init(
+            KEY, X[0], Y[0]
+        )

@@ -60,14 +60,18 @@ def exact(x, y, alpha=0.5):
     design = np.column_stack([np.ones(len(x)), x])
     m0, p0 = np.array([1.0, 0.5, -1.0]), np.diag([4.0, 0.25, 0.25])
     precision = p0 + alpha * design.T @ design / 2.25
-    return np.linalg.solve(precision, p0 @ m0 + alpha * design.T @ y / 2.25), np.linalg.inv(precision)
+    return np.linalg.solve(
+        precision, p0 @ m0 + alpha * design.T @ y / 2.25
+    ), np.linalg.inv(precision)
 
 
 def log_evidence(x, y, alpha=0.5):
     """log of the integral of likelihood^alpha times prior: a Gaussian density in y, of variance 2.25 / alpha."""
     design = np.column_stack([np.ones(len(x)), x])
     m0, v0 = np.array([1.0, 0.5, -1.0]), np.diag([0.25, 4.0, 4.0])
-    marginal = stats.multivariate_normal(design @ m0, design @ v0 @ design.T + 2.25 / alpha * np.eye(len(x)))
+    marginal = stats.multivariate_normal(
+        design @ m0, design @ v0 @ design.T + 2.25 / alpha * np.eye(len(x))
+    )
     constant = 0.5 * len(x) * ((1 - alpha) * np.log(2 * np.pi * 2.25) - np.log(alpha))
     return marginal.logpdf(y) + constant
 
@@ -75,8 +79,16 @@ def log_evidence(x, y, alpha=0.5):
 def named_order(guide):
     """Where (a, b1, b2) stand in the flat vector."""
     shapes = dict(guide.layout.sites)
-    starts = dict(zip(shapes, np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())]), strict=False))
-    return np.concatenate([starts[k] + np.arange(int(np.prod(shapes[k]))) for k in ("a", "b")])
+    starts = dict(
+        zip(
+            shapes,
+            np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())]),
+            strict=False,
+        )
+    )
+    return np.concatenate(
+        [starts[k] + np.arange(int(np.prod(shapes[k]))) for k in ("a", "b")]
+    )
 
 
 def flat_order(guide):
@@ -89,7 +101,9 @@ def by_name(guide, q):
     order = named_order(guide)
     q = jax.tree.map(np.asarray, q)
     if isinstance(q, LowRank):
-        covariance = np.linalg.inv(np.diag(q.precision_diag) + q.precision_factor @ q.precision_factor.T)
+        covariance = np.linalg.inv(
+            np.diag(q.precision_diag) + q.precision_factor @ q.precision_factor.T
+        )
     else:
         covariance = q.factor @ q.factor.T
     return np.asarray(q.loc)[order], covariance[np.ix_(order, order)]
@@ -113,7 +127,9 @@ def settled(name):
     loc, covariance = mean[order], covariance[np.ix_(order, order)]
     if name == "low rank":
         prior = np.array([4.0, 0.25, 0.25])[order]
-        q = LowRank(loc, prior, np.linalg.cholesky(np.linalg.inv(covariance) - np.diag(prior)))
+        q = LowRank(
+            loc, prior, np.linalg.cholesky(np.linalg.inv(covariance) - np.diag(prior))
+        )
     elif name == "full":
         q = FullRank(loc, np.linalg.cholesky(covariance))
     else:
@@ -142,7 +158,9 @@ def check_posterior(online, state, covariance):
 
     loc, variance = moments(state)
     np.testing.assert_allclose(loc, state.posterior.loc)
-    np.testing.assert_allclose(np.sort(variance), np.sort(np.diag(covariance)), rtol=1e-7)
+    np.testing.assert_allclose(
+        np.sort(variance), np.sort(np.diag(covariance)), rtol=1e-7
+    )
 
 
 @pytest.mark.parametrize("name", ["full", "low rank"])
@@ -154,20 +172,26 @@ def test_the_posterior_of_a_state_is_its_gaussian(x64, name):
 DRAWN = {"full": None, "low rank": nt.expectations.monte_carlo(predictor="eta")}
 
 
-@pytest.mark.parametrize("expectation", [DRAWN["low rank"], ETA], ids=["draws", "quadrature"])
+@pytest.mark.parametrize(
+    "expectation", [DRAWN["low rank"], ETA], ids=["draws", "quadrature"]
+)
 def test_a_low_rank_gaussian_has_the_curvature_by_rows(x64, expectation):
     x, y = data()
     online, state = settled("low rank")
     bound = bind(expectation, linear, online.guide)
-    rows, weights = jax.jit(lambda q: bound.evaluate(q, (x, y), {}, rng_key=KEY, curvature="hessian").grad_var)(
-        state.posterior
-    )
+    rows, weights = jax.jit(
+        lambda q: (
+            bound.evaluate(q, (x, y), {}, rng_key=KEY, curvature="hessian").grad_var
+        )
+    )(state.posterior)
     rows, weights = np.asarray(rows), np.asarray(weights)
     order = named_order(online.guide)
     design = np.column_stack([np.ones(len(x)), x])
     # Twice the gradient in the covariance is the tempered precision of the data.
     found = 2 * (rows.T * weights) @ rows
-    np.testing.assert_allclose(found[np.ix_(order, order)], 0.5 * design.T @ design / 2.25, rtol=1e-9)
+    np.testing.assert_allclose(
+        found[np.ix_(order, order)], 0.5 * design.T @ design / 2.25, rtol=1e-9
+    )
 
 
 @pytest.mark.full
@@ -177,7 +201,9 @@ def test_one_draw_gives_the_exact_covariance(x64, name):
     online = nt.OnlineVI(linear, GUIDES[name](linear), NGVI, DRAWN[name])
     state, _ = online.run(KEY, *data())
     _, covariance = exact(*data())
-    np.testing.assert_allclose(by_name(online.guide, state.posterior)[1], covariance, rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(
+        by_name(online.guide, state.posterior)[1], covariance, rtol=1e-7, atol=1e-10
+    )
 
 
 @pytest.mark.full
@@ -189,7 +215,9 @@ def test_batches_of_draws_reach_the_same_posterior(x64, name):
     for i in range(0, 40, 10):
         state, _ = online.update(state, x[i : i + 10], y[i : i + 10])
     _, covariance = exact(x, y)
-    np.testing.assert_allclose(by_name(online.guide, state.posterior)[1], covariance, rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(
+        by_name(online.guide, state.posterior)[1], covariance, rtol=1e-7, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("name", tiered(GUIDES, unit=["low rank"]))
@@ -201,18 +229,28 @@ def test_the_methods_of_the_guide(x64, name):
     def methods(params, q):
         draws = guide.sample_posterior(KEY, params, sample_shape=(4000,))
         quantiles = guide.quantiles(params, np.array([0.025, 0.975]))
-        scale, loc = (guide._unpack_latent(v) for v in (family_of(q).marginal_scale(q), q.loc))
+        scale, loc = (
+            guide._unpack_latent(v) for v in (family_of(q).marginal_scale(q), q.loc)
+        )
         return draws, guide.median(params), quantiles, loc, scale
 
     draws, median, quantiles, loc, scale = methods(params, q)
     np.testing.assert_allclose(median["a"], loc["a"])
-    np.testing.assert_allclose(np.diff(quantiles["b"], axis=0)[0], 2 * 1.959963984540054 * scale["b"], rtol=1e-8)
+    np.testing.assert_allclose(
+        np.diff(quantiles["b"], axis=0)[0],
+        2 * 1.959963984540054 * scale["b"],
+        rtol=1e-8,
+    )
     assert draws["b"].shape == (4000, 2)
-    np.testing.assert_allclose(np.std(draws["a"]), scale["a"], rtol=5 / np.sqrt(2 * 4000))
+    np.testing.assert_allclose(
+        np.std(draws["a"]), scale["a"], rtol=5 / np.sqrt(2 * 4000)
+    )
     back = guide.from_params(params)
     assert isinstance(back, type(q))
     np.testing.assert_array_equal(back.loc, q.loc)
-    widths = [p.scale if name == "diagonal" else by_name(guide, p)[1] for p in (back, q)]
+    widths = [
+        p.scale if name == "diagonal" else by_name(guide, p)[1] for p in (back, q)
+    ]
     np.testing.assert_allclose(*widths, rtol=1e-10)
 
 
@@ -222,11 +260,15 @@ def test_predictions_by_the_guide(x64, name):
     x, y = data()
     online, state, _ = run_of(name)
     params, q = online.get_params(state), state.posterior
-    predictive = Predictive(linear, guide=online.guide, params=params, num_samples=5)(KEY, x)
+    predictive = Predictive(linear, guide=online.guide, params=params, num_samples=5)(
+        KEY, x
+    )
     assert predictive["y"].shape == (5, 40)
     shown = nt.to_inference_data(online, state, x, y, num_samples=50)
     assert shown["posterior"]["b"].shape == (1, 50, 2)
-    np.testing.assert_allclose(family_of(q).kl(online.guide.from_params(params), q), 0.0, atol=1e-10)
+    np.testing.assert_allclose(
+        family_of(q).kl(online.guide.from_params(params), q), 0.0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("name", tiered(["full", "low rank"], unit=["low rank"]))
@@ -235,14 +277,20 @@ def test_the_elbo_of_stock_numpyro_at_the_posterior_is_the_log_evidence(x64, nam
     x, y = data()
     online, state = settled(name)
     params = online.get_params(state)
-    loss = jax.jit(lambda key: Trace_ELBO().loss(key, params, linear, online.guide, x, y))
+    loss = jax.jit(
+        lambda key: Trace_ELBO().loss(key, params, linear, online.guide, x, y)
+    )
     found = [float(loss(jax.random.key(seed))) for seed in (0, 1)]
     assert found == pytest.approx([-log_evidence(x, y)] * 2, rel=1e-9)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", ["low rank", *(pytest.param(n, marks=pytest.mark.slow) for n in ("diagonal", "full"))]
+    "name",
+    [
+        "low rank",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("diagonal", "full")),
+    ],
 )
 def test_guides_work_under_plain_svi(x64, name):
     """Stock NumPyro optimises the ELBO of the guide to the exact posterior."""
@@ -287,7 +335,9 @@ def test_one_step_of_the_svi_route_is_exact_on_a_full_covariance(x64):
     loc, factor, value = (np.asarray(leaf) for leaf in step(params))
     order, (mean, covariance) = named_order(guide), exact(x, y)
     np.testing.assert_allclose(loc[order], mean, rtol=1e-8)
-    np.testing.assert_allclose((factor @ factor.T)[np.ix_(order, order)], covariance, rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(
+        (factor @ factor.T)[np.ix_(order, order)], covariance, rtol=1e-7, atol=1e-10
+    )
     design = np.column_stack([np.ones(len(x)), x])
     spread = np.sum(design**2 * [0.25, 4.0, 4.0], axis=1)
     residual = y - design @ [1.0, 0.5, -1.0]
@@ -314,12 +364,17 @@ def test_the_svi_route_is_online_vi_on_a_full_covariance(x64, name):
         ours, losses = online.run(KEY, x, y)
     np.testing.assert_allclose(values, losses.expected, rtol=1e-8)
     found = guide.from_params(svi.get_params(state))
-    for a, b in zip(by_name(guide, found), by_name(online.guide, ours.posterior), strict=True):
+    for a, b in zip(
+        by_name(guide, found), by_name(online.guide, ours.posterior), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-10)
 
 
 def test_low_rank_has_no_svi_route():
-    with pytest.raises(TypeError, match=r"^an online optimiser takes.*use OnlineVI.*for other online guides"):
+    with pytest.raises(
+        TypeError,
+        match=r"^an online optimiser takes.*use OnlineVI.*for other online guides",
+    ):
         nt.optim.NGVI(AutoOnlineLowRankNormal(linear))
 
 
@@ -364,7 +419,9 @@ def test_rank_is_checked(x64):
     with pytest.raises(ValueError, match=r"^rank must be an.*at least 1"):
         AutoOnlineLowRankNormal(linear, rank=0)
     guide = AutoOnlineLowRankNormal(linear, rank=7)
-    with pytest.raises(ValueError, match=r"^rank must be.*at most the number of coordinates, 3"):
+    with pytest.raises(
+        ValueError, match=r"^rank must be.*at most the number of coordinates, 3"
+    ):
         nt.OnlineVI(linear, guide, NGVI, ETA).init(KEY, *data(1))
 
 
@@ -389,7 +446,9 @@ def test_a_state_is_a_prior_in_every_family(x64, first, second):
 
     online = nt.OnlineVI(other_order, GUIDES[second](other_order), NGVI, ETA)
     after = online.init(KEY, x[:1], y[:1], prior=state)
-    median, expected = (o.guide.median(o.get_params(s)) for o, s in ((online, after), (before, state)))
+    median, expected = (
+        o.guide.median(o.get_params(s)) for o, s in ((online, after), (before, state))
+    )
     for name in ("a", "b"):
         np.testing.assert_allclose(median[name], expected[name], rtol=1e-10)
     scale, wanted = (
@@ -400,16 +459,28 @@ def test_a_state_is_a_prior_in_every_family(x64, first, second):
         np.testing.assert_allclose(scale[name], wanted[name], rtol=1e-7)
     if "diagonal" not in (first, second):
         for ours, theirs in zip(
-            by_name(online.guide, after.posterior), by_name(before.guide, state.posterior), strict=True
+            by_name(online.guide, after.posterior),
+            by_name(before.guide, state.posterior),
+            strict=True,
         ):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("second", ["full", pytest.param("diagonal", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "second", ["full", pytest.param("diagonal", marks=pytest.mark.slow)]
+)
 def test_a_fit_is_a_prior_with_its_covariance(x64, second):
     x, y = data(20)
-    fit = nt.fit_svi(KEY, linear, AutoMultivariateNormal, x, y, num_steps=100, optim=numpyro.optim.Adam(0.05))
+    fit = nt.fit_svi(
+        KEY,
+        linear,
+        AutoMultivariateNormal,
+        x,
+        y,
+        num_steps=100,
+        optim=numpyro.optim.Adam(0.05),
+    )
     online = nt.OnlineVI(linear, GUIDES[second](linear), nt.online.ngvi(), ETA)
     state = online.init(KEY, x[:1], y[:1], prior=fit)
     q = fit.guide.get_posterior(fit.params)
@@ -421,10 +492,17 @@ def test_a_fit_is_a_prior_with_its_covariance(x64, second):
         if second == "diagonal"
         else state.posterior.factor @ state.posterior.factor.T
     )
-    np.testing.assert_allclose(found, np.diag(covariance) if second == "diagonal" else covariance, rtol=1e-7)
-    normal = nt.fit_svi(KEY, linear, AutoNormal, x, y, num_steps=50, optim=numpyro.optim.Adam(0.05))
+    np.testing.assert_allclose(
+        found, np.diag(covariance) if second == "diagonal" else covariance, rtol=1e-7
+    )
+    normal = nt.fit_svi(
+        KEY, linear, AutoNormal, x, y, num_steps=50, optim=numpyro.optim.Adam(0.05)
+    )
     state = online.init(KEY, x[:1], y[:1], prior=normal)
-    np.testing.assert_allclose(online.guide._unpack_latent(state.posterior.loc)["a"], normal.params["a_auto_loc"])
+    np.testing.assert_allclose(
+        online.guide._unpack_latent(state.posterior.loc)["a"],
+        normal.params["a_auto_loc"],
+    )
 
 
 def test_a_bare_gaussian_as_prior_is_converted(x64):
@@ -432,12 +510,18 @@ def test_a_bare_gaussian_as_prior_is_converted(x64):
     factor = np.array([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.2, -0.3, 2.0]])
     q = FullRank(np.arange(3.0), factor)
     covariance = factor @ factor.T
-    for name, expected in (("diagonal", MeanField), ("full", FullRank), ("low rank", LowRank)):
+    for name, expected in (
+        ("diagonal", MeanField),
+        ("full", FullRank),
+        ("low rank", LowRank),
+    ):
         online, _ = settled(name)
         start = online.init(KEY, x, y, prior=q).posterior
         assert isinstance(start, expected)
         np.testing.assert_allclose(
-            family_of(start).marginal_scale(start), np.sqrt(np.diag(covariance)), rtol=1e-8
+            family_of(start).marginal_scale(start),
+            np.sqrt(np.diag(covariance)),
+            rtol=1e-8,
         )
     with pytest.raises(ValueError, match=r"prior has \(2,\) coordinates"):
         online.init(KEY, x, y, prior=MeanField(np.zeros(2), np.ones(2)))
@@ -453,7 +537,9 @@ def gamma_rate(y):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["full", pytest.param("diagonal", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["full", pytest.param("diagonal", marks=pytest.mark.slow)]
+)
 @pytest.mark.filterwarnings("ignore:the priors of")
 def test_the_residual_of_the_prior_is_added_once(x64, name):
     """Without data the corrected Gaussian is the best one for the prior itself, by an independent search."""
@@ -477,7 +563,9 @@ def test_the_residual_of_the_prior_is_added_once(x64, name):
     assert abs(float(start) / np.exp(log_s) - 1) > 0.01
     # Monte Carlo error of the mean and of the curvature, E exp(u), from 2000 draws.
     np.testing.assert_allclose(q.loc[0], m, atol=5 * np.exp(log_s) / np.sqrt(2000))
-    np.testing.assert_allclose(scale, np.exp(log_s), rtol=5 * 0.5 * np.exp(log_s) / np.sqrt(2000))
+    np.testing.assert_allclose(
+        scale, np.exp(log_s), rtol=5 * 0.5 * np.exp(log_s) / np.sqrt(2000)
+    )
     assert int(corrected.count) == int(state.count)
 
 
@@ -511,7 +599,9 @@ def check_refusals(online, first):
     rule = nt.online.sva(0.1)
     without_evidence = nt.OnlineVI(online.model, online.guide, rule)
     with pytest.raises(TypeError, match="got sva on MeanField"):
-        without_evidence.with_prior(first._replace(rule_state=rule.init(first.posterior)), np.ones(1))
+        without_evidence.with_prior(
+            first._replace(rule_state=rule.init(first.posterior)), np.ones(1)
+        )
 
 
 def test_a_gamma_prior_is_put_in_the_place_of_its_gaussian_once(x64):
@@ -525,7 +615,9 @@ def test_a_gamma_prior_is_put_in_the_place_of_its_gaussian_once(x64):
     q = corrected.posterior
     tolerance = 5 * 0.5 * 3**-0.5 / np.sqrt(1000)
     np.testing.assert_allclose(q.scale[0], 3**-0.5, rtol=tolerance)
-    np.testing.assert_allclose(q.loc[0], np.log(3.0) - 1 / 6, atol=5 * 3**-0.5 / np.sqrt(1000))
+    np.testing.assert_allclose(
+        q.loc[0], np.log(3.0) - 1 / 6, atol=5 * 3**-0.5 / np.sqrt(1000)
+    )
     assert abs(float(first.posterior.scale[0]) * 3**0.5 - 1) > tolerance
     check_refusals(online, first)
 
@@ -550,13 +642,17 @@ def test_a_run_from_a_posterior_has_its_prior_already(x64):
 @pytest.mark.parametrize("singular", [False, True])
 def test_a_full_guide_starts_at_the_covariance_of_what_was_drawn(singular):
     """Of sites that are drawn together; where they determine each other, at their variances alone."""
-    guide = SimpleNamespace(layout=Layout((("a", ()), ("b", (2,)), ("c", ()))), latent_dim=4)
+    guide = SimpleNamespace(
+        layout=Layout((("a", ()), ("b", (2,)), ("c", ()))), latent_dim=4
+    )
     rng = np.random.default_rng(0)
     b = rng.normal(size=(NUM_PRIOR_DRAWS, 2)) * [2.0, 1.0]
     c = b[:, 0] if singular else b.sum(axis=1) + rng.normal(size=NUM_PRIOR_DRAWS)
     draws = {"c": c, "b": b}
     loc, scale = jnp.arange(4.0), jnp.array([0.5, 2.0, 1.0, 3.0])
-    q = AutoOnlineMultivariateNormal.start_at(guide, loc, scale, PriorMoments({}, draws))
+    q = AutoOnlineMultivariateNormal.start_at(
+        guide, loc, scale, PriorMoments({}, draws)
+    )
     expected = np.diag(np.square([0.5, 2.0, 1.0, 3.0]))
     if not singular:
         expected[1:, 1:] = np.cov(np.column_stack([b, c]).T, bias=True)
@@ -565,13 +661,18 @@ def test_a_full_guide_starts_at_the_covariance_of_what_was_drawn(singular):
 
 
 def test_coordinates_of_a_posterior_take_the_order_of_a_guide():
-    old, new = Layout((("a", ()), ("b", (2,)), ("c", ()))), Layout((("c", ()), ("b", (2,)), ("a", ())))
+    old, new = (
+        Layout((("a", ()), ("b", (2,)), ("c", ()))),
+        Layout((("c", ()), ("b", (2,)), ("a", ()))),
+    )
     order = [3, 1, 2, 0]
     root = np.tril(np.arange(16.0).reshape(4, 4) + 1.0)
     loc = jnp.arange(4.0)
     moved = reorder(FullRank(loc, jnp.asarray(root, jnp.float32)), old, new)
     np.testing.assert_array_equal(moved.loc, order)
-    np.testing.assert_allclose(moved.factor @ moved.factor.T, (root @ root.T)[np.ix_(order, order)], rtol=1e-5)
+    np.testing.assert_allclose(
+        moved.factor @ moved.factor.T, (root @ root.T)[np.ix_(order, order)], rtol=1e-5
+    )
     assert np.all(np.triu(moved.factor, 1) == 0)
     narrow = MeanField(loc, loc + 1.0)
     np.testing.assert_array_equal(reorder(narrow, old, new).scale, [4.0, 2.0, 3.0, 1.0])
@@ -589,4 +690,6 @@ def test_the_rule_is_the_implicit_step_where_none_is_given():
     mean, _ = exact(x, y)
     posterior = online.get_posterior(state)
     order = [name for name, _ in state.layout.sites]
-    np.testing.assert_allclose(posterior.mean, mean if order[0] == "a" else np.roll(mean, -1), rtol=1e-4)
+    np.testing.assert_allclose(
+        posterior.mean, mean if order[0] == "a" else np.roll(mean, -1), rtol=1e-4
+    )

@@ -29,7 +29,11 @@ def model():
 @pytest.fixture
 def guide(monkeypatch):
     """With the order of its coordinates given, so that nothing is compiled to set it up."""
-    monkeypatch.setattr(online_prior, "unpacker", lambda guide: lambda flat: {"s": flat[0], "w": flat[1:]})
+    monkeypatch.setattr(
+        online_prior,
+        "unpacker",
+        lambda guide: lambda flat: {"s": flat[0], "w": flat[1:]},
+    )
     return AutoMultivariateNormal(model)
 
 
@@ -38,11 +42,21 @@ def guide(monkeypatch):
     [
         (dist.MultivariateNormal(LOC, scale_tril=ROOT), nt.families.FullRank, ROOT),
         # Of six degrees of freedom the variance is 6/4 of the scale's.
-        (dist.MultivariateStudentT(6.0, LOC, ROOT), nt.families.FullRank, np.sqrt(1.5) * ROOT),
-        (dist.StudentT(6.0, LOC, SCALE).to_event(1), nt.families.MeanField, np.sqrt(1.5) * SCALE),
+        (
+            dist.MultivariateStudentT(6.0, LOC, ROOT),
+            nt.families.FullRank,
+            np.sqrt(1.5) * ROOT,
+        ),
+        (
+            dist.StudentT(6.0, LOC, SCALE).to_event(1),
+            nt.families.MeanField,
+            np.sqrt(1.5) * SCALE,
+        ),
     ],
 )
-def test_a_fit_is_the_gaussian_of_its_mean_and_covariance(fitted, family, second, guide, monkeypatch):
+def test_a_fit_is_the_gaussian_of_its_mean_and_covariance(
+    fitted, family, second, guide, monkeypatch
+):
     monkeypatch.setattr(guide, "get_posterior", lambda params: fitted)
     q, layout = of_fit(SimpleNamespace(guide=guide, params={}))
     assert isinstance(q, family)
@@ -52,8 +66,14 @@ def test_a_fit_is_the_gaussian_of_its_mean_and_covariance(fitted, family, second
 
 
 def test_a_fit_without_a_variance_is_no_gaussian(guide, monkeypatch):
-    monkeypatch.setattr(guide, "get_posterior", lambda params: dist.StudentT(2.0, LOC, SCALE).to_event(1))
-    with pytest.raises(TypeError, match="a posterior by AutoMultivariateNormal is not a Gaussian"):
+    monkeypatch.setattr(
+        guide,
+        "get_posterior",
+        lambda params: dist.StudentT(2.0, LOC, SCALE).to_event(1),
+    )
+    with pytest.raises(
+        TypeError, match="a posterior by AutoMultivariateNormal is not a Gaussian"
+    ):
         of_fit(SimpleNamespace(guide=guide, params={}))
 
 
@@ -67,18 +87,27 @@ SHAPES = tuple(jax.ShapeDtypeStruct(*kind) for kind in KINDS)
 
 
 def test_a_service_fills_in_the_outcomes_of_its_rows():
-    at = _predictors_of(SimpleNamespace(bind=None, predictors=predictors), SHAPES, (0, 1))
+    at = _predictors_of(
+        SimpleNamespace(bind=None, predictors=predictors), SHAPES, (0, 1)
+    )
     (theta, x, n, y), is_one = at("theta", (jnp.ones(2), jnp.asarray(3.0)), None)
     assert (theta, x.shape, float(n), is_one) == ("theta", (1, 2), 3.0, True)
     np.testing.assert_array_equal(y, [0])
     assert y.dtype == np.int32
-    (_, x, _, y), is_one = at("theta", (jnp.ones((4, 2)), jnp.asarray(3.0)), jnp.asarray(2.0))
+    (_, x, _, y), is_one = at(
+        "theta", (jnp.ones((4, 2)), jnp.asarray(3.0)), jnp.asarray(2.0)
+    )
     assert (x.shape, is_one) == ((4, 2), False)
     np.testing.assert_array_equal(y, [2, 2, 2, 2])
     assert y.dtype == np.int32
 
 
 def test_a_service_of_no_outcome_has_no_labels():
-    at = _predictors_of(SimpleNamespace(bind=None, predictors=predictors), SHAPES, (0, 1, 2))
-    with pytest.raises(TypeError, match="needs a model that observes one of its arguments as it is: obs=y"):
+    at = _predictors_of(
+        SimpleNamespace(bind=None, predictors=predictors), SHAPES, (0, 1, 2)
+    )
+    with pytest.raises(
+        TypeError,
+        match="needs a model that observes one of its arguments as it is: obs=y",
+    ):
         at("theta", (jnp.ones((4, 2)), jnp.asarray(3.0), jnp.ones(4)), jnp.asarray(1.0))

@@ -24,7 +24,9 @@ VALUES = [0.9, -0.4, 1.7, 0.2, -2.0]
 
 
 def linear(x, y=None):
-    theta = numpyro.sample("theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ theta)
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, NOISE), obs=y)
@@ -41,7 +43,10 @@ def stream():
 def exact_posterior(alpha):
     y = np.array(VALUES)
     columns = [y[np.equal(COLUMNS, j)] for j in (0, 1)]
-    moments = [tempered_normal_posterior(columns[j], alpha, LOC[j], SCALE[j], NOISE) for j in (0, 1)]
+    moments = [
+        tempered_normal_posterior(columns[j], alpha, LOC[j], SCALE[j], NOISE)
+        for j in (0, 1)
+    ]
     return map(np.array, zip(*moments, strict=True))
 
 
@@ -73,7 +78,9 @@ PAIRS = {
     "sva": (lambda guide: nt.optim.SVA(guide, step_size=0.2), nt.online.sva(0.2)),
     "svb": (lambda guide: nt.optim.SVB(guide, step_size=0.2), nt.online.svb(0.2)),
     "svb_rate": (
-        lambda guide: nt.optim.SVB(guide, nt.online.svb_rate(0.3), nt.online.Box(1.0, 1.5)),
+        lambda guide: nt.optim.SVB(
+            guide, nt.online.svb_rate(0.3), nt.online.Box(1.0, 1.5)
+        ),
         nt.online.svb(nt.online.svb_rate(0.3), nt.online.Box(1.0, 1.5)),
     ),
     "ngvi": (lambda guide: nt.optim.NGVI(guide), nt.online.ngvi()),
@@ -87,7 +94,11 @@ PAIRS = {
 def compare_routes(name, rtol):
     x, y = stream()
     optim, rule = PAIRS[name]
-    svi, update = natural() if name == "ngvi" and jax.config.jax_enable_x64 else (route(HALF, optim), None)
+    svi, update = (
+        natural()
+        if name == "ngvi" and jax.config.jax_enable_x64
+        else (route(HALF, optim), None)
+    )
     params, _, losses = steps(svi, x, y, update)
     state, want = nt.OnlineVI(HALF, AutoOnlineDiagonalNormal, rule, ETA).run(KEY, x, y)
     np.testing.assert_allclose(params["auto_loc"], state.posterior.loc, rtol=rtol)
@@ -141,14 +152,23 @@ def set_up():
 def test_expected_nll_draws_by_default(x64):
     x, y, q = set_up()
     n = 2000
-    values, slopes = value_and_slopes(nt.ExpectedNLL(), HALF, q, jax.random.split(KEY, n), x, y)
+    values, slopes = value_and_slopes(
+        nt.ExpectedNLL(), HALF, q, jax.random.split(KEY, n), x, y
+    )
     assert len(np.unique(values)) == n
     loc, scale = q[0][COLUMNS], q[1][COLUMNS]
-    want = 0.5 * (np.log(2 * np.pi * NOISE**2) + ((y - loc) ** 2 + scale**2) / NOISE**2).sum()
+    want = (
+        0.5
+        * (np.log(2 * np.pi * NOISE**2) + ((y - loc) ** 2 + scale**2) / NOISE**2).sum()
+    )
     assert abs(np.mean(values) - want) < 5 * np.std(values) / np.sqrt(n)
     # The curvature of a conjugate model is the same at every draw, the force is not; half of each is the power.
     counts = np.bincount(COLUMNS)
-    np.testing.assert_allclose(slopes["auto_scale"], np.tile(0.5 * counts * q[1] / NOISE**2, (n, 1)), rtol=1e-10)
+    np.testing.assert_allclose(
+        slopes["auto_scale"],
+        np.tile(0.5 * counts * q[1] / NOISE**2, (n, 1)),
+        rtol=1e-10,
+    )
     force = 0.5 * (x.T @ (loc - y)) / NOISE**2
     found = np.asarray(slopes["auto_loc"])
     assert (found.std(0) > 1e-6).all()
@@ -180,7 +200,9 @@ def test_fisher_curvature_is_an_argument_of_the_loss(x64):
     _, slopes = value_and_slopes(loss, linear, q, KEY[None], x[:1], y[:1])
     # E[l'²] = ((y - m)² + v) / noise⁴, of which the slope in the scale is the scale's share.
     gain = ((VALUES[0] - LOC[0]) ** 2 + SCALE[0] ** 2) / NOISE**4
-    np.testing.assert_allclose(slopes["auto_scale"], [[SCALE[0] * gain, 0.0]], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        slopes["auto_scale"], [[SCALE[0] * gain, 0.0]], rtol=1e-10, atol=1e-12
+    )
     with pytest.raises(ValueError, match=r"curvature.*must be one of"):
         nt.ExpectedNLL(curvature="gauss")
 
@@ -192,13 +214,19 @@ def test_a_step_takes_the_fisher_curvature_of_the_loss(x64):
     params, _, _ = steps(route(linear, nt.optim.NGVI, loss), x[:1], y[:1])
     # E[l'²] = ((y - m)² + v) / noise⁴.
     gain = ((VALUES[0] - LOC[0]) ** 2 + SCALE[0] ** 2) / NOISE**4
-    np.testing.assert_allclose(params["auto_scale"][0], (SCALE[0] ** -2 + gain) ** -0.5, rtol=1e-10)
+    np.testing.assert_allclose(
+        params["auto_scale"][0], (SCALE[0] ** -2 + gain) ** -0.5, rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize("alpha", tiered([1.0, 0.5], unit=[0.5]))
 def test_the_loss_is_untempered(alpha, x64):
     x, y = stream()
-    svi = natural()[0] if alpha == 0.5 else route(nt.temper(linear, alpha=alpha), nt.optim.NGVI)
+    svi = (
+        natural()[0]
+        if alpha == 0.5
+        else route(nt.temper(linear, alpha=alpha), nt.optim.NGVI)
+    )
     found = float(jax.jit(svi.evaluate)(svi.init(KEY, x[:1], y[:1]), x, y))
     loc, scale = np.array(LOC)[COLUMNS], np.array(SCALE)[COLUMNS]
     squares = (y - loc) ** 2 + scale**2
@@ -223,7 +251,9 @@ def test_a_step_keeps_the_structure_of_the_state(x64):
     state = svi.init(KEY, x[:1], y[:1])
     after, _ = jax.eval_shape(update, state, x[:1], y[:1])
     assert jax.tree.structure(after) == jax.tree.structure(state)
-    for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(after), jax.tree.leaves(state), strict=True
+    ):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
 
 
@@ -240,40 +270,67 @@ def test_svi_run(x64):
 
 def with_param(x, y=None):
     bias = numpyro.param("bias", 0.0)
-    theta = numpyro.sample("theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ theta + bias)
     numpyro.sample("y", dist.Normal(eta, NOISE), obs=y)
 
 
 def test_extra_params_are_refused(x64):
     x, y = stream()
-    with pytest.raises(ValueError, match=r"^an online optimiser.*also the params \['bias'\].*or fit them by"):
+    with pytest.raises(
+        ValueError,
+        match=r"^an online optimiser.*also the params \['bias'\].*or fit them by",
+    ):
         route(with_param, nt.optim.NGVI).init(KEY, x[:1], y[:1])
 
 
-@pytest.mark.parametrize("guide", [AutoDiagonalNormal(linear), AutoNormal(linear), linear, None], ids=type)
+@pytest.mark.parametrize(
+    "guide", [AutoDiagonalNormal(linear), AutoNormal(linear), linear, None], ids=type
+)
 def test_optimisers_take_their_own_guide(guide):
-    for optim in (nt.optim.NGVI, lambda g: nt.optim.SVA(g, 0.1), lambda g: nt.optim.SVB(g, 0.1)):
-        with pytest.raises(TypeError, match=r"^an online.*AutoOnlineDiagonalNormal.*for other online guides"):
+    for optim in (
+        nt.optim.NGVI,
+        lambda g: nt.optim.SVA(g, 0.1),
+        lambda g: nt.optim.SVB(g, 0.1),
+    ):
+        with pytest.raises(
+            TypeError,
+            match=r"^an online.*AutoOnlineDiagonalNormal.*for other online guides",
+        ):
             optim(guide)
 
 
 def test_the_loss_takes_its_own_guide():
-    with pytest.raises(TypeError, match=r"AutoOnlineMultivariateNormal, got AutoDiagonalNormal.*online guides"):
+    with pytest.raises(
+        TypeError,
+        match=r"AutoOnlineMultivariateNormal, got AutoDiagonalNormal.*online guides",
+    ):
         nt.ExpectedNLL().loss(KEY, {}, linear, AutoDiagonalNormal(linear), *stream())
 
 
 def test_a_bare_loss_is_refused():
-    with pytest.raises(TypeError, match=r"^this expectation is of.*bare loss.*by nt.online.run, or take"):
-        nt.ExpectedNLL(squared()).loss(KEY, {}, linear, AutoOnlineDiagonalNormal(linear), *stream())
+    with pytest.raises(
+        TypeError,
+        match=r"^this expectation is of.*bare loss.*by nt.online.run, or take",
+    ):
+        nt.ExpectedNLL(squared()).loss(
+            KEY, {}, linear, AutoOnlineDiagonalNormal(linear), *stream()
+        )
 
 
 @pytest.mark.full
 def test_svi_on_the_loss_takes_its_own_guide(x64):
     x, y = stream()
-    svi = SVI(linear, AutoDiagonalNormal(linear), numpyro.optim.Adam(0.1), nt.ExpectedNLL())
+    svi = SVI(
+        linear, AutoDiagonalNormal(linear), numpyro.optim.Adam(0.1), nt.ExpectedNLL()
+    )
     state = svi.init(KEY, x[:1], y[:1])
-    with pytest.raises(TypeError, match=r"AutoOnlineMultivariateNormal, got AutoDiagonalNormal.*online guides"):
+    with pytest.raises(
+        TypeError,
+        match=r"AutoOnlineMultivariateNormal, got AutoDiagonalNormal.*online guides",
+    ):
         svi.update(state, x[:1], y[:1])
 
 
@@ -282,7 +339,10 @@ def test_svi_on_a_bare_loss_is_refused(x64):
     x, y = stream()
     svi = route(linear, nt.optim.NGVI, nt.ExpectedNLL(squared()))
     state = svi.init(KEY, x[:1], y[:1])
-    with pytest.raises(TypeError, match=r"^this expectation is of.*bare loss.*by nt.online.run, or take"):
+    with pytest.raises(
+        TypeError,
+        match=r"^this expectation is of.*bare loss.*by nt.online.run, or take",
+    ):
         svi.update(state, x[:1], y[:1])
 
 
@@ -317,7 +377,9 @@ def test_another_loss_is_refused_when_traced(name, x64):
         svi = route(HALF, OPTIMISERS[name], loss)
         state = svi.init(KEY, x[:1], y[:1])
         for update in (svi.update, svi.stable_update):
-            with pytest.raises(TypeError, match=rf"optim\.{name} holds.*nt\.ExpectedNLL, got {got}"):
+            with pytest.raises(
+                TypeError, match=rf"optim\.{name} holds.*nt\.ExpectedNLL, got {got}"
+            ):
                 jax.eval_shape(update, state, x[:1], y[:1])
 
 
@@ -332,20 +394,30 @@ def test_subclasses_of_the_loss_pass(x64):
     # One evaluation does not admit the next objective.
     other = route(HALF, nt.optim.NGVI, Trace_ELBO())
     state = other.init(KEY, x[:1], y[:1])
-    with pytest.raises(TypeError, match=r"holds the prior.*optimiser of numpyro.optim with"):
+    with pytest.raises(
+        TypeError, match=r"holds the prior.*optimiser of numpyro.optim with"
+    ):
         jax.eval_shape(other.update, state, x[:1], y[:1])
 
 
 def subsampled(x, y=None):
-    theta = numpyro.sample("theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1)
+    )
     with numpyro.plate("n", 100, subsample_size=x.shape[0]):
         numpyro.sample("y", dist.Normal(x @ theta, NOISE), obs=y)
 
 
 def by_index(x, y):
-    theta = numpyro.sample("theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1)
+    )
     with numpyro.plate("n", x.shape[0], subsample_size=1) as index:
-        numpyro.sample("y", dist.Normal(jnp.asarray(x)[index] @ theta, NOISE), obs=jnp.asarray(y)[index])
+        numpyro.sample(
+            "y",
+            dist.Normal(jnp.asarray(x)[index] @ theta, NOISE),
+            obs=jnp.asarray(y)[index],
+        )
 
 
 @pytest.mark.full
@@ -354,7 +426,9 @@ def test_a_subsample_is_no_datum(model, x64):
     x, y = stream()
     svi = route(model, nt.optim.NGVI, nt.ExpectedNLL())
     state = svi.init(KEY, x[:2], y[:2])
-    with pytest.raises(ValueError, match=r"plate 'n' subsamples.*size of the batch.*fit_svi"):
+    with pytest.raises(
+        ValueError, match=r"plate 'n' subsamples.*size of the batch.*fit_svi"
+    ):
         jax.eval_shape(svi.update, state, x[:2], y[:2])
 
 
@@ -374,14 +448,18 @@ def test_the_gradient_pulls_back_through_the_bijection(x64):
     free = np.log(np.expm1(scale))  # the inverse of softplus
 
     def loss(params):
-        return -jnp.sum(params["auto_loc"] ** 2) - jnp.sum(3.0 * jax.nn.softplus(params["auto_scale"]))
+        return -jnp.sum(params["auto_loc"] ** 2) - jnp.sum(
+            3.0 * jax.nn.softplus(params["auto_scale"])
+        )
 
     params = {"auto_loc": loc, "auto_scale": free}
 
     @jax.jit
     def step(params):
         value, grads = jax.value_and_grad(loss)(params)
-        evaluation = nt.expectations.Evaluation(value, value, -2.0 * loc, -3.0 / (2.0 * scale))
+        evaluation = nt.expectations.Evaluation(
+            value, value, -2.0 * loc, -3.0 / (2.0 * scale)
+        )
         return [
             (
                 optim.get_params(optim.update(grads, optim.init(params), value)),
@@ -392,4 +470,6 @@ def test_the_gradient_pulls_back_through_the_bijection(x64):
 
     for got, want in step(params):
         np.testing.assert_allclose(got["auto_loc"], want.loc, rtol=1e-12)
-        np.testing.assert_allclose(np.logaddexp(0.0, got["auto_scale"]), want.scale, rtol=1e-12)
+        np.testing.assert_allclose(
+            np.logaddexp(0.0, got["auto_scale"]), want.scale, rtol=1e-12
+        )

@@ -24,7 +24,9 @@ PATIENCE = 300
 
 def start(port, process, *arguments):
     # JAX would ask a proxy for the other process.
-    environment = dict(os.environ, PYTHONPATH=str(WORKER.parents[2]), no_proxy="localhost")
+    environment = dict(
+        os.environ, PYTHONPATH=str(WORKER.parents[2]), no_proxy="localhost"
+    )
     flags = os.environ.get("XLA_FLAGS", "").split()
     # Not the devices that this run may force: one device is one process here.
     flags = [flag for flag in flags if "device_count" not in flag]
@@ -34,7 +36,14 @@ def start(port, process, *arguments):
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     return subprocess.Popen(
-        [sys.executable, "-u", str(WORKER), str(port), str(process), *map(str, arguments)],
+        [
+            sys.executable,
+            "-u",
+            str(WORKER),
+            str(port),
+            str(process),
+            *map(str, arguments),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,9 +71,13 @@ def result_of(folder, processes, name):
     while not all(file.exists() for file in files):
         if any(process.poll() for process in processes):
             time.sleep(1.0)
-            errors = [process.communicate()[1] for process in processes if process.poll()]
+            errors = [
+                process.communicate()[1] for process in processes if process.poll()
+            ]
             raise AssertionError("\n\n".join(error[-3000:] for error in errors))
-        assert time.monotonic() < until, f"no result of {name}: do the processes wait for each other?"
+        assert time.monotonic() < until, (
+            f"no result of {name}: do the processes wait for each other?"
+        )
         time.sleep(0.05)
     return [json.loads(file.read_text()) for file in files]
 
@@ -127,14 +140,25 @@ def test_two_processes_have_all_numbers_of_one(name, rows, folder, slow_pair):
         "alpha": ("argument 'alpha' differs between the processes",) * 2,
         "own_rows": ("argument 'number 2' differs between the processes",) * 2,
         "program": ("the processes have made different programs of one model",) * 2,
-        "nan": ("observed site 'y' has 1 of 120 values that are NaN or infinite, the first at index 119",) * 2,
-        "no_rows": ("share_rows needs arrays with one common leading axis of at least 1", "devices [0] pass no"),
+        "nan": (
+            "observed site 'y' has 1 of 120 values that are NaN or infinite, the first at index 119",
+        )
+        * 2,
+        "no_rows": (
+            "share_rows needs arrays with one common leading axis of at least 1",
+            "devices [0] pass no",
+        ),
         "columns": ("rows differ in shape or dtype between the processes",) * 2,
-        "no_array": ("the processes of devices [1] pass no rows", "share_rows needs arrays with one common"),
+        "no_array": (
+            "the processes of devices [1] pass no rows",
+            "share_rows needs arrays with one common",
+        ),
     }.items(),
 )
 def test_both_processes_refuse_what_is_wrong_in_one(case, sentences, folder, full_pair):
-    for result, sentence in zip(result_of(folder, full_pair, "refusals"), sentences, strict=True):
+    for result, sentence in zip(
+        result_of(folder, full_pair, "refusals"), sentences, strict=True
+    ):
         assert sentence in result[case]
 
 

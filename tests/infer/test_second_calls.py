@@ -13,7 +13,9 @@ import numpyro_tempered as nt
 ETA = nt.expectations.gauss_hermite(predictor="eta")
 COMPILED = []
 jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: COMPILED.append(event) if "backend_compile" in event else None
+    lambda event, seconds, **_: (
+        COMPILED.append(event) if "backend_compile" in event else None
+    )
 )
 
 
@@ -31,14 +33,19 @@ def model(x, y, scale=3.0):
 
 
 def compare(key, number):
-    fits = {scale: nt.fit_svi(key, model, AutoNormal, *data(number), scale) for scale in (1.0, 3.0)}
+    fits = {
+        scale: nt.fit_svi(key, model, AutoNormal, *data(number), scale)
+        for scale in (1.0, 3.0)
+    }
     return nt.compare(fits)
 
 
 def linear(x, y):
     b = numpyro.sample("b", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
     with numpyro.plate("n", len(y)):
-        numpyro.sample("y", dist.Normal(numpyro.deterministic("eta", x @ b), 1.0), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(numpyro.deterministic("eta", x @ b), 1.0), obs=y
+        )
 
 
 def update(key, number):
@@ -53,20 +60,37 @@ def mean_field(key, number):
 
 CALLS = {
     "fit_svi": lambda key, k: nt.fit_svi(key, model, AutoNormal, *data(k)),
-    "fit_gaussian, draws": lambda key, k: nt.fit_gaussian(key, model, AutoMultivariateNormal, *data(k)),
+    "fit_gaussian, draws": lambda key, k: nt.fit_gaussian(
+        key, model, AutoMultivariateNormal, *data(k)
+    ),
     "fit_gaussian, quadrature": lambda key, k: nt.fit_gaussian(
         key, model, AutoMultivariateNormal, *data(k), expectation=ETA
     ),
     "linear_response": lambda key, k: nt.linear_response(key, mean_field(key, k)),
     "select_alpha": lambda key, k: nt.select_alpha(
-        key, model, AutoNormal, *data(k), alphas=[0.5, 1.0], criterion=nt.alpha.safe_bayes(blocks=2)
+        key,
+        model,
+        AutoNormal,
+        *data(k),
+        alphas=[0.5, 1.0],
+        criterion=nt.alpha.safe_bayes(blocks=2),
     ),
-    "temper_path": lambda key, k: nt.temper_path(key, model, AutoNormal, *data(k), alphas=[0.5, 1.0]),
+    "temper_path": lambda key, k: nt.temper_path(
+        key, model, AutoNormal, *data(k), alphas=[0.5, 1.0]
+    ),
     "sandwich": lambda key, k: nt.sandwich(key, mean_field(key, k)),
     "check_coverage": lambda key, k: nt.alpha.check_coverage(
-        key, model, AutoMultivariateNormal, *data(k), expectation=ETA, alpha=1.0 / (1.0 + k), num_bootstrap=20
+        key,
+        model,
+        AutoMultivariateNormal,
+        *data(k),
+        expectation=ETA,
+        alpha=1.0 / (1.0 + k),
+        num_bootstrap=20,
     ),
-    "calibrated_powers": lambda key, k: nt.alpha.calibrated_powers(key, model, *data(k)),
+    "calibrated_powers": lambda key, k: nt.alpha.calibrated_powers(
+        key, model, *data(k)
+    ),
     "compare": compare,
     "OnlineVI.update": update,
     "OnlineVI.run": lambda key, k: nt.OnlineVI(
@@ -75,20 +99,36 @@ CALLS = {
     "OnlineVI.run_chunks": lambda key, k: nt.OnlineVI(
         linear, nt.guides.AutoOnlineDiagonalNormal, expectation=ETA
     ).run_chunks(key, [data(k)], size=20),
-    "to_inference_data": lambda key, k: nt.to_inference_data(nt.fit_svi(key, model, AutoNormal, *data(k))),
-    "check_fit": lambda key, k: nt.check_fit(key, nt.fit_gaussian(key, linear, AutoNormal, *data(k))),
+    "to_inference_data": lambda key, k: nt.to_inference_data(
+        nt.fit_svi(key, model, AutoNormal, *data(k))
+    ),
+    "check_fit": lambda key, k: nt.check_fit(
+        key, nt.fit_gaussian(key, linear, AutoNormal, *data(k))
+    ),
     "mixtures.fit": lambda key, k: nt.mixtures.fit(
         key, data(k)[0], nt.components.gaussian(2), num_components=2, num_samples=10
     ),
     "mixtures.em": lambda key, k: nt.mixtures.em(
-        key, data(k)[0], nt.components.diagonal_gaussian(2), num_components=2, pseudo_data=1.0
+        key,
+        data(k)[0],
+        nt.components.diagonal_gaussian(2),
+        num_components=2,
+        pseudo_data=1.0,
     ),
     "ppca": lambda key, k: nt.ppca.fit(
-        key, np.concatenate([data(k)[0], data(k + 9)[0]], axis=1) @ (np.eye(4) + 1.0), num_factors=1
+        key,
+        np.concatenate([data(k)[0], data(k + 9)[0]], axis=1) @ (np.eye(4) + 1.0),
+        num_factors=1,
     ),
-    "sparse.fit_linear": lambda key, k: nt.sparse.fit_linear(key, *data(k), inclusion_prob=0.5, slab_scale=1.0),
+    "sparse.fit_linear": lambda key, k: nt.sparse.fit_linear(
+        key, *data(k), inclusion_prob=0.5, slab_scale=1.0
+    ),
     "sparse.fit_logistic": lambda key, k: nt.sparse.fit_logistic(
-        key, data(k)[0], (data(k)[1] > 0).astype(int), inclusion_prob=0.5, slab_scale=1.0
+        key,
+        data(k)[0],
+        (data(k)[1] > 0).astype(int),
+        inclusion_prob=0.5,
+        slab_scale=1.0,
     ),
 }
 

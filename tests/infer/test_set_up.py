@@ -29,7 +29,11 @@ def model(y):
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
     shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(3)))
     with numpyro.plate("n", len(y)):
-        numpyro.sample("y", dist.Normal(numpyro.deterministic("mean", loc + shares[0]), scale), obs=y)
+        numpyro.sample(
+            "y",
+            dist.Normal(numpyro.deterministic("mean", loc + shares[0]), scale),
+            obs=y,
+        )
 
 
 def rarely_finite(y):
@@ -62,8 +66,12 @@ GUIDES = {
     "AutoLaplaceApproximation": AutoLaplaceApproximation,
     "AutoIAFNormal": lambda model: AutoIAFNormal(model, hidden_dims=[4]),
     "AutoOnlineDiagonalNormal": nt.guides.AutoOnlineDiagonalNormal,
-    "at the median": lambda model: AutoNormal(model, init_loc_fn=init_to_median(num_samples=5)),
-    "at a value": lambda model: AutoNormal(model, init_loc_fn=init_to_value(values={"loc": 0.25})),
+    "at the median": lambda model: AutoNormal(
+        model, init_loc_fn=init_to_median(num_samples=5)
+    ),
+    "at a value": lambda model: AutoNormal(
+        model, init_loc_fn=init_to_value(values={"loc": 0.25})
+    ),
 }
 UNIT = ("AutoDiagonalNormal",)
 
@@ -85,12 +93,15 @@ def test_the_start_is_that_of_numpyro(name):
     for site, message in plain.prototype_trace.items():
         assert type(light.prototype_trace[site].get("fn")) is type(message.get("fn"))
     # What the guide keeps of the model is the model.
-    start = {name: jnp.zeros(jnp.shape(value)) for name, value in light._init_locs.items()}
+    start = {
+        name: jnp.zeros(jnp.shape(value)) for name, value in light._init_locs.items()
+    }
     assert light._potential_fn(start) == plain._potential_fn(start) != 0.0
 
 
 @pytest.mark.parametrize(
-    "guide_class", [AutoNormal, pytest.param(AutoMultivariateNormal, marks=pytest.mark.full)]
+    "guide_class",
+    [AutoNormal, pytest.param(AutoMultivariateNormal, marks=pytest.mark.full)],
 )
 def test_where_the_first_start_is_none_numpyro_looks_for_another(guide_class):
     key = jax.random.key(0)
@@ -105,7 +116,8 @@ def test_where_the_first_start_is_none_numpyro_looks_for_another(guide_class):
 def test_a_model_without_a_start_raises_as_by_numpyro():
     guide = AutoNormal(never_finite)
     with pytest.raises(
-        ValueError, match=r"^the guide.*cannot be set up .*Cannot find valid initial parameters.*the guide an"
+        ValueError,
+        match=r"^the guide.*cannot be set up .*Cannot find valid initial parameters.*the guide an",
     ):
         read_guide(jax.random.key(0), guide, (Y,), {})
     assert guide.model is never_finite

@@ -52,12 +52,20 @@ MEAN = np.linalg.solve(PRECISION, ALPHA * X.T @ Y / NOISE**2)
 
 
 def log_joint(beta):
-    log_lik = -0.5 * np.sum((Y - X @ beta) ** 2) / NOISE**2 - 200 * np.log(NOISE * np.sqrt(2 * np.pi))
-    return ALPHA * log_lik - 0.5 * np.sum(beta**2) / PRIOR_SD**2 - 2 * np.log(PRIOR_SD * np.sqrt(2 * np.pi))
+    log_lik = -0.5 * np.sum((Y - X @ beta) ** 2) / NOISE**2 - 200 * np.log(
+        NOISE * np.sqrt(2 * np.pi)
+    )
+    return (
+        ALPHA * log_lik
+        - 0.5 * np.sum(beta**2) / PRIOR_SD**2
+        - 2 * np.log(PRIOR_SD * np.sqrt(2 * np.pi))
+    )
 
 
 EVIDENCE = log_joint(MEAN) + np.log(2 * np.pi) - 0.5 * np.linalg.slogdet(PRECISION)[1]
-MEAN_FIELD = EVIDENCE - 0.5 * (np.sum(np.log(np.diag(PRECISION))) - np.linalg.slogdet(PRECISION)[1])
+MEAN_FIELD = EVIDENCE - 0.5 * (
+    np.sum(np.log(np.diag(PRECISION))) - np.linalg.slogdet(PRECISION)[1]
+)
 
 
 @pytest.mark.parametrize(
@@ -71,26 +79,41 @@ MEAN_FIELD = EVIDENCE - 0.5 * (np.sum(np.log(np.diag(PRECISION))) - np.linalg.sl
 )
 def test_raw_units_end_at_the_optimum(guide, best):
     """Eight nats were missing, and 26 of 27 of the intercept, from a fixed start and number of steps."""
-    fit = nt.fit_svi(KEY, raw_units, guide, jnp.asarray(X), jnp.asarray(Y), alpha=ALPHA, num_restarts=2)
+    fit = nt.fit_svi(
+        KEY,
+        raw_units,
+        guide,
+        jnp.asarray(X),
+        jnp.asarray(Y),
+        alpha=ALPHA,
+        num_restarts=2,
+    )
     assert fit.converged is True
     assert fit.convergence.starts_at_mode
     assert fit.convergence.gap <= 0.05
     assert abs(fit.elbo.value - best) < 0.1 + 4.0 * fit.elbo.se + 1e-5 * abs(best)
-    location = np.ravel(fit.params["beta_auto_loc" if guide is AutoNormal else "auto_loc"])
+    location = np.ravel(
+        fit.params["beta_auto_loc" if guide is AutoNormal else "auto_loc"]
+    )
     sd = np.sqrt(np.diag(np.linalg.inv(PRECISION)))
     np.testing.assert_array_less(np.abs(location - MEAN) / sd, 0.3)
     assert len(fit.losses) == fit.convergence.num_steps
     assert fit.convergence.rejected == 0
     # Both restarts end there, and not at one and the same number.
-    if guide is not AutoLaplaceApproximation:  # whose values are those of a density, at its mode
+    if (
+        guide is not AutoLaplaceApproximation
+    ):  # whose values are those of a density, at its mode
         assert fit.convergence.optima == pytest.approx([best], abs=0.2)
 
 
 def test_too_few_steps_are_said():
     with pytest.warns(
-        nt.ConvergenceWarning, match=r"^the fit.*not converged: it took 1 steps, which are too few.*its ELBO"
+        nt.ConvergenceWarning,
+        match=r"^the fit.*not converged: it took 1 steps, which are too few.*its ELBO",
     ):
-        fit = nt.fit_svi(KEY, raw_units, AutoNormal, X, Y, alpha=ALPHA, num_steps=1, num_particles=2)
+        fit = nt.fit_svi(
+            KEY, raw_units, AutoNormal, X, Y, alpha=ALPHA, num_steps=1, num_particles=2
+        )
     assert fit.converged is False
     with pytest.raises(ValueError, match=r"has not converged.*it take part by"):
         nt.compare({"few": fit})
@@ -99,20 +122,36 @@ def test_too_few_steps_are_said():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"bias": 0.3, "gap": 0.4}, r"misses its optimum by 0\.4 nats, above the tolerance 0\.05.*its ELBO"),
-        ({"fall": 7.0}, r"^the fit has not.*last stage still fell by 7 nats.*before comparing its ELBO"),
-        ({"rejected": 3, "fall": 1.0}, r"^the fit has.*not finite in 3 of them.*before comparing its ELBO"),
-        ({"step_size": np.nan, "fall": 2.0}, r"over the last tenth at full step size.*comparing its ELBO"),
+        (
+            {"bias": 0.3, "gap": 0.4},
+            r"misses its optimum by 0\.4 nats, above the tolerance 0\.05.*its ELBO",
+        ),
+        (
+            {"fall": 7.0},
+            r"^the fit has not.*last stage still fell by 7 nats.*before comparing its ELBO",
+        ),
+        (
+            {"rejected": 3, "fall": 1.0},
+            r"^the fit has.*not finite in 3 of them.*before comparing its ELBO",
+        ),
+        (
+            {"step_size": np.nan, "fall": 2.0},
+            r"over the last tenth at full step size.*comparing its ELBO",
+        ),
     ],
 )
 def test_a_warning_says_why(change, match):
-    evidence = Convergence(False, np.inf, 0.1, np.inf, 0.0, 0.05, 100)._replace(**change)
+    evidence = Convergence(False, np.inf, 0.1, np.inf, 0.0, 0.05, 100)._replace(
+        **change
+    )
     with pytest.warns(nt.ConvergenceWarning, match=match):
         warn_unless_settled(evidence, 0.05)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("key", [jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")], ids=["raw", "rbg"])
+@pytest.mark.parametrize(
+    "key", [jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")], ids=["raw", "rbg"]
+)
 def test_keys_of_any_kind(key):
     fit = nt.fit_svi(key, two_modes, AutoNormal, jnp.asarray(9.0), num_particles=2)
     assert fit.converged is True
@@ -150,21 +189,41 @@ def test_restarts_find_the_optima_and_return_the_best():
 @pytest.mark.parametrize(("tolerance", "num_optima"), [(0.05, 1), (0.025, 2)])
 def test_optima_within_four_tolerances_are_one(tolerance, num_optima):
     options = {"centre": jnp.asarray(0.1), "num_restarts": 6, "tolerance": tolerance}
-    optima = nt.fit_svi(KEY, two_modes, AutoNormal, jnp.asarray(9.0), **options).convergence.optima
+    optima = nt.fit_svi(
+        KEY, two_modes, AutoNormal, jnp.asarray(9.0), **options
+    ).convergence.optima
     # Six restarts find both, whose priors differ by the ratio at 3 and -3: by 0.15 nats.
     assert len(optima) == num_optima
-    assert num_optima == 1 or optima[0] - optima[1] == pytest.approx((3.1**2 - 2.9**2) / 8.0, abs=0.02)
+    assert num_optima == 1 or optima[0] - optima[1] == pytest.approx(
+        (3.1**2 - 2.9**2) / 8.0, abs=0.02
+    )
 
 
 @pytest.mark.parametrize(
     ("guide", "options", "match"),
     [
-        (AutoNormal, {"num_restarts": 2, "optim": numpyro.optim.Adam(0.1)}, r"leave optim out.*once a key"),
-        (AutoNormal(two_modes), {"num_restarts": 2}, r"is built already: pass its class.*model to guide"),
-        (AutoNormal, {"loss": TraceEnum_ELBO()}, "sum them out by nt.marginalize, and leave loss out"),
+        (
+            AutoNormal,
+            {"num_restarts": 2, "optim": numpyro.optim.Adam(0.1)},
+            r"leave optim out.*once a key",
+        ),
+        (
+            AutoNormal(two_modes),
+            {"num_restarts": 2},
+            r"is built already: pass its class.*model to guide",
+        ),
+        (
+            AutoNormal,
+            {"loss": TraceEnum_ELBO()},
+            "sum them out by nt.marginalize, and leave loss out",
+        ),
         (AutoNormal, {"num_restarts": 0}, r"num_restarts must be.*integer of at least"),
         (AutoNormal, {"num_steps": 0}, r"num_steps must be.*integer of at least"),
-        (AutoNormal, {"tolerance": 0.0}, r"tolerance must be.*positive and finite, got"),
+        (
+            AutoNormal,
+            {"tolerance": 0.0},
+            r"tolerance must be.*positive and finite, got",
+        ),
     ],
 )
 def test_options_out_of_range(guide, options, match):
@@ -176,7 +235,9 @@ def test_options_out_of_range(guide, options, match):
 @pytest.mark.parametrize("side", [-3.0, 3.0])
 def test_the_start_of_a_user_decides_the_mode(side):
     start = init_to_value(values={"theta": jnp.asarray(side)})
-    fit = nt.fit_svi(KEY, two_modes, lambda m: AutoNormal(m, init_loc_fn=start), jnp.asarray(9.0))
+    fit = nt.fit_svi(
+        KEY, two_modes, lambda m: AutoNormal(m, init_loc_fn=start), jnp.asarray(9.0)
+    )
     assert float(fit.params["theta_auto_loc"]) == pytest.approx(side, abs=0.1)
 
 
@@ -199,20 +260,26 @@ def test_the_mode_is_that_of_scipy_and_its_curvature_is_exact():
     sd = np.sqrt(np.diag(np.linalg.inv(hessian)))
     np.testing.assert_array_less(np.abs(np.asarray(mode.loc) - want) / sd, 0.05)
     covariance = np.asarray(mode.root) @ np.asarray(mode.root).T
-    np.testing.assert_allclose(covariance, np.linalg.inv(hessian), atol=0.02 * np.outer(sd, sd).max())
+    np.testing.assert_allclose(
+        covariance, np.linalg.inv(hessian), atol=0.02 * np.outer(sd, sd).max()
+    )
     np.testing.assert_allclose(mode.scale, 1.0 / np.sqrt(np.diag(hessian)), rtol=0.02)
 
 
 def test_one_step_ends_at_the_mode_of_a_quadratic():
     root = np.array([[1.0, 0.0], [30.0, 10.0]], np.float32)
-    mode = jax.jit(lambda start: find_mode(lambda z: 0.5 * jnp.sum((root @ (z - 1.0)) ** 2), start))(jnp.zeros(2))
+    mode = jax.jit(
+        lambda start: find_mode(lambda z: 0.5 * jnp.sum((root @ (z - 1.0)) ** 2), start)
+    )(jnp.zeros(2))
     np.testing.assert_allclose(mode.loc, 1.0, atol=1e-4)
     assert bool(mode.is_mode)
     # A second one may take out what the first has rounded.
     assert int(mode.num_iterations) <= 2
 
 
-@pytest.mark.parametrize("guide", ["mean field", "diagonal", "full", "diagonal t", "full t"])
+@pytest.mark.parametrize(
+    "guide", ["mean field", "diagonal", "full", "diagonal t", "full t"]
+)
 def test_coordinates_of_a_guide_are_round_at_the_mode(guide):
     """Means m + R u, scales s exp(v), or a root L B with L Lᵀ = R Rᵀ and B triangular with diagonal exp(v)."""
 
@@ -230,7 +297,13 @@ def test_coordinates_of_a_guide_are_round_at_the_mode(guide):
     frame = frame_of(KEY, of_three, make(of_three), (0.5,), {})
     loc, scale = np.array([1.0, -2.0, 0.5]), np.array([0.2, 3.0, 1.0])
     root = np.array([[0.1, 2.0, 0.3], [-1.0, 0.5, 0.7], [0.2, -0.3, 1.5]])
-    axes = frame.axes(Mode(*(jnp.asarray(a, jnp.float32) for a in (loc, root, scale)), jnp.array(True), 3))
+    axes = frame.axes(
+        Mode(
+            *(jnp.asarray(a, jnp.float32) for a in (loc, root, scale)),
+            jnp.array(True),
+            3,
+        )
+    )
     z = jax.tree.map(jnp.zeros_like, frame.start) | {
         key: frame.start[key] for key in ("df",) if key in frame.start
     }
@@ -241,9 +314,18 @@ def test_coordinates_of_a_guide_are_round_at_the_mode(guide):
     )
     at_mode = frame.to_params(axes, z)
     moved = {"loc": u, "log_scale": v, "lower": lower}
-    there = frame.to_params(axes, z | {key: jnp.asarray(moved[key], jnp.float32) for key in moved if key in z})
-    names = {"mean field": ("z_auto_loc", "z_auto_scale"), "full": ("auto_loc", "auto_scale_tril")}
-    names |= {"diagonal": ("auto_loc", "auto_scale"), "diagonal t": ("auto_loc", "auto_scale")}
+    there = frame.to_params(
+        axes,
+        z | {key: jnp.asarray(moved[key], jnp.float32) for key in moved if key in z},
+    )
+    names = {
+        "mean field": ("z_auto_loc", "z_auto_scale"),
+        "full": ("auto_loc", "auto_scale_tril"),
+    }
+    names |= {
+        "diagonal": ("auto_loc", "auto_scale"),
+        "diagonal t": ("auto_loc", "auto_scale"),
+    }
     of_loc, of_root = names.get(guide, names["full"])
     np.testing.assert_allclose(at_mode[of_loc], loc, rtol=1e-6)
     np.testing.assert_allclose(there[of_loc], loc + root @ u, rtol=1e-5)
@@ -257,20 +339,30 @@ def test_coordinates_of_a_guide_are_round_at_the_mode(guide):
         np.testing.assert_allclose(there[of_root], scale * np.exp(v), rtol=1e-6)
     assert ("auto_df" in at_mode) == guide.endswith("t")
     if guide.endswith("t"):
-        np.testing.assert_allclose(at_mode["auto_df"], np.full(np.shape(at_mode["auto_df"]), 7.0), rtol=1e-5)
+        np.testing.assert_allclose(
+            at_mode["auto_df"], np.full(np.shape(at_mode["auto_df"]), 7.0), rtol=1e-5
+        )
         # However far down they are learned, there is a variance.
-        least = frame.to_params(axes, z | {"df": jnp.full_like(z["df"], -50.0)})["auto_df"]
+        least = frame.to_params(axes, z | {"df": jnp.full_like(z["df"], -50.0)})[
+            "auto_df"
+        ]
         np.testing.assert_allclose(least, np.full(np.shape(least), 2.1), rtol=1e-3)
 
 
 def test_the_best_run_is_the_lowest_of_those_that_ended():
     def run(value):
         start = SimpleNamespace(
-            guide=value, at_mode=False, coordinates=SimpleNamespace(to_params=lambda z: {"z": z})
+            guide=value,
+            at_mode=False,
+            coordinates=SimpleNamespace(to_params=lambda z: {"z": z}),
         )
-        return start, Settled(jnp.array(value), np.array(value), np.ones(9), True, *[np.array(0.1)] * 4)
+        return start, Settled(
+            jnp.array(value), np.array(value), np.ones(9), True, *[np.array(0.1)] * 4
+        )
 
-    guide, params, _, evidence = settle._best_of([run(value) for value in (np.nan, 7.0, 5.0, 5.001)], 0.05)
+    guide, params, _, evidence = settle._best_of(
+        [run(value) for value in (np.nan, 7.0, 5.0, 5.001)], 0.05
+    )
     assert guide == params["z"] == 5.0
     assert evidence.optima == (-5.0, -7.0)
 
@@ -278,7 +370,9 @@ def test_the_best_run_is_the_lowest_of_those_that_ended():
 def test_steps_end_where_they_move_by_rounding():
     """In float32, far from 0: the gradient does not fall further, and the value is as low as it can be."""
     y = jnp.asarray(2000.0 + np.random.default_rng(0).normal(size=50), jnp.float32)
-    mode = jax.jit(lambda start: find_mode(lambda z: 0.5e4 * jnp.sum((y - z) ** 2), start))(jnp.zeros(1))
+    mode = jax.jit(
+        lambda start: find_mode(lambda z: 0.5e4 * jnp.sum((y - z) ** 2), start)
+    )(jnp.zeros(1))
     np.testing.assert_allclose(mode.loc, np.mean(np.asarray(y), dtype=float), atol=1e-3)
     assert bool(mode.is_mode)
     assert int(mode.num_iterations) < 10
@@ -286,7 +380,10 @@ def test_steps_end_where_they_move_by_rounding():
 
 @pytest.mark.parametrize(
     "potential",
-    [lambda z: z[0] ** 2 - z[1] ** 2, lambda z: jnp.sum(jnp.log(jnp.where(z > 0, z, jnp.nan)))],
+    [
+        lambda z: z[0] ** 2 - z[1] ** 2,
+        lambda z: jnp.sum(jnp.log(jnp.where(z > 0, z, jnp.nan))),
+    ],
     ids=["unbounded", "NaN"],
 )
 def test_what_has_no_mode_is_no_mode(potential):
@@ -302,7 +399,9 @@ def test_a_hierarchy_without_a_mode_starts_where_its_guide_does():
             numpyro.sample("y", dist.Normal(theta, 10.0), obs=y)
 
     with pytest.warns(nt.ConvergenceWarning):
-        fit = nt.fit_svi(KEY, centred, AutoNormal, jnp.ones(3), num_steps=5, num_particles=2)
+        fit = nt.fit_svi(
+            KEY, centred, AutoNormal, jnp.ones(3), num_steps=5, num_particles=2
+        )
     assert not fit.convergence.starts_at_mode
 
 
@@ -310,7 +409,11 @@ def test_a_hierarchy_without_a_mode_starts_where_its_guide_does():
 
 
 def sites(guide):
-    return {k: site["value"] for k, site in handlers.trace(guide).get_trace().items() if site["type"] == "sample"}
+    return {
+        k: site["value"]
+        for k, site in handlers.trace(guide).get_trace().items()
+        if site["type"] == "sample"
+    }
 
 
 def several_sites():
@@ -326,7 +429,9 @@ def test_the_mirror_reflects_gaussians_and_redraws_what_is_none():
     other = sites(mirror(handlers.seed(several_sites, KEY), -1))
     for name, centre in {"plain": 1.0, "event": 1.0}.items():
         np.testing.assert_allclose(one[name] + other[name], 2.0 * centre, rtol=1e-5)
-    assert float(jnp.log(one["positive"]) + jnp.log(other["positive"])) == pytest.approx(1.0, rel=1e-5)
+    assert float(
+        jnp.log(one["positive"]) + jnp.log(other["positive"])
+    ) == pytest.approx(1.0, rel=1e-5)
     assert float(one["gamma"]) != float(other["gamma"])
 
 
@@ -345,7 +450,9 @@ def test_antithetic_gradients_of_the_mean_are_exact_for_a_quadratic():
 
     def gradient(key):
         loss = jax.grad(
-            lambda loc: Antithetic().loss(key, params | {"beta_auto_loc": loc}, raw_units, guide, X, Y)
+            lambda loc: Antithetic().loss(
+                key, params | {"beta_auto_loc": loc}, raw_units, guide, X, Y
+            )
         )
         return loss(params["beta_auto_loc"])
 
@@ -353,7 +460,9 @@ def test_antithetic_gradients_of_the_mean_are_exact_for_a_quadratic():
     np.testing.assert_allclose(one, two, rtol=1e-5)
     np.testing.assert_allclose(one, -X.T @ Y / NOISE**2, rtol=1e-4)
     # Keys of either kind.
-    shapes = [jax.eval_shape(gradient, key).shape for key in (KEY, jax.random.PRNGKey(0))]
+    shapes = [
+        jax.eval_shape(gradient, key).shape for key in (KEY, jax.random.PRNGKey(0))
+    ]
     assert shapes == [(2,), (2,)]
 
 
@@ -378,7 +487,11 @@ def test_other_guides_settle_too(factory):
 
     y = jnp.array([1.0, -0.5])
     fit = nt.fit_svi(KEY, small, factory, y, alpha=ALPHA)
-    best = -0.5 * np.sum(ALPHA / (1 + ALPHA) * np.array(y) ** 2) - np.log(1 + ALPHA) - ALPHA * np.log(2 * np.pi)
+    best = (
+        -0.5 * np.sum(ALPHA / (1 + ALPHA) * np.array(y) ** 2)
+        - np.log(1 + ALPHA)
+        - ALPHA * np.log(2 * np.pi)
+    )
     assert fit.converged is True
     assert fit.convergence.starts_at_mode is isinstance(fit.guide, AutoDiagonalNormal)
     assert abs(fit.elbo.value - best) < 0.1 + 4.0 * fit.elbo.se
@@ -408,7 +521,9 @@ def test_a_model_with_params_and_a_subsample_is_fitted_as_it_is():
 
     fit = nt.fit_svi(KEY, subsampled, AutoNormal, y, tolerance=0.2)
     assert not fit.convergence.starts_at_mode
-    assert float(fit.params["theta_auto_loc"]) == pytest.approx(float(y.mean()), abs=0.1)
+    assert float(fit.params["theta_auto_loc"]) == pytest.approx(
+        float(y.mean()), abs=0.1
+    )
 
 
 @pytest.mark.full
@@ -420,7 +535,9 @@ def test_a_model_may_take_objects():
     group = jnp.repeat(jnp.arange(3), 10)
     y = jnp.asarray(rng.normal(np.repeat([0.0, 5.0, 9.0], 10), 1.0), float)
     fit = nt.fit_svi(KEY, levels, AutoNormal, y, group, {"sd": 1.0, "what": object()})
-    np.testing.assert_allclose(fit.params["means_auto_loc"], np.array(y).reshape(3, 10).mean(1), atol=0.2)
+    np.testing.assert_allclose(
+        fit.params["means_auto_loc"], np.array(y).reshape(3, 10).mean(1), atol=0.2
+    )
 
 
 def test_the_second_start_too_has_the_loss_that_was_asked_for(monkeypatch):
@@ -471,7 +588,9 @@ def test_a_plateau_is_no_mode(monkeypatch):
 
     def on_the_plateau(key, model, guide, args, kwargs):
         frame = frame_of(key, model, guide, args, kwargs)
-        far = Mode(jnp.full(6, -40.0), jnp.eye(6), jnp.ones(6), jnp.array(True), jnp.array(9))
+        far = Mode(
+            jnp.full(6, -40.0), jnp.eye(6), jnp.ones(6), jnp.array(True), jnp.array(9)
+        )
         return Coordinates(frame.start, partial(frame.to_params, frame.axes(far)))
 
     monkeypatch.setattr(settle, "at_the_mode", on_the_plateau)

@@ -12,8 +12,22 @@ import optax
 import pytest
 from conftest import tiered
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, RenyiELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoLaplaceApproximation, AutoNormal
+from numpyro.infer import (
+    MCMC,
+    NUTS,
+    SVI,
+    Predictive,
+    RenyiELBO,
+    Trace_ELBO,
+    TraceGraph_ELBO,
+    TraceMeanField_ELBO,
+)
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoLaplaceApproximation,
+    AutoNormal,
+)
 from numpyro.optim import Adam
 from scipy import optimize, special, stats
 
@@ -29,7 +43,9 @@ NOISE, INCLUSION, SLAB = 1.0, 0.25, 1.0
 
 
 def linear(x, y=None):
-    w = numpyro.sample("w", SpikeAndSlab(INCLUSION, 0.0, SLAB).expand([x.shape[1]]).to_event(1))
+    w = numpyro.sample(
+        "w", SpikeAndSlab(INCLUSION, 0.0, SLAB).expand([x.shape[1]]).to_event(1)
+    )
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Normal(x @ w, NOISE), obs=y)
 
@@ -43,9 +59,13 @@ def log_evidence(x, y, alpha=1.0):
         # L^alpha is a Normal density in y of variance noise²/alpha, but for its constant.
         covariance = NOISE**2 / alpha * np.eye(n) + SLAB**2 * part @ part.T
         log_lik = stats.multivariate_normal(np.zeros(n), covariance).logpdf(y)
-        constant = 0.5 * n * ((1.0 - alpha) * np.log(2.0 * np.pi * NOISE**2) - np.log(alpha))
+        constant = (
+            0.5 * n * ((1.0 - alpha) * np.log(2.0 * np.pi * NOISE**2) - np.log(alpha))
+        )
         k = sum(gates)
-        terms.append(log_lik + constant + k * np.log(INCLUSION) + (d - k) * np.log1p(-INCLUSION))
+        terms.append(
+            log_lik + constant + k * np.log(INCLUSION) + (d - k) * np.log1p(-INCLUSION)
+        )
     return np.logaddexp.reduce(terms)
 
 
@@ -77,7 +97,9 @@ def test_log_prob_has_no_nan_gradient():
     @jax.jit
     @jax.vmap
     def grads(value, probs):
-        return jax.grad(lambda *p: SpikeAndSlab(*p).log_prob(value), argnums=(0, 1, 2))(probs, 0.5, 2.0)
+        return jax.grad(lambda *p: SpikeAndSlab(*p).log_prob(value), argnums=(0, 1, 2))(
+            probs, 0.5, 2.0
+        )
 
     cases = np.array(list(itertools.product([0.0, 1.0], [0.0, 0.3, 1.0])), np.float32)
     assert not np.any(np.isnan(grads(*cases.T)))
@@ -88,7 +110,9 @@ def test_draws_are_zeros_and_normals(key):
     on = draws[draws != 0.0]
     assert draws.dtype == jnp.result_type(float)
     assert not np.any(np.signbit(draws[draws == 0.0]))
-    assert np.mean(draws != 0.0) == pytest.approx(0.3, abs=5 * np.sqrt(0.3 * 0.7 / 20_000))
+    assert np.mean(draws != 0.0) == pytest.approx(
+        0.3, abs=5 * np.sqrt(0.3 * 0.7 / 20_000)
+    )
     assert np.mean(on) == pytest.approx(2.0, abs=5 * 0.5 / np.sqrt(on.size))
     assert np.std(on) == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(2 * on.size))
 
@@ -132,7 +156,12 @@ def test_shapes_under_expand_jit_and_vmap(key):
     q = SpikeAndSlab(np.array([0.2, 0.8], np.float32), 0.0, np.ones((3, 1), np.float32))
     assert q.batch_shape == (3, 2)
     event = q.expand([4, 3, 2]).to_event(2)
-    assert jax.eval_shape(lambda key: event.sample(key, (5,)), key).shape == (5, 4, 3, 2)
+    assert jax.eval_shape(lambda key: event.sample(key, (5,)), key).shape == (
+        5,
+        4,
+        3,
+        2,
+    )
     assert jax.eval_shape(event.log_prob, np.zeros((4, 3, 2))).shape == (4,)
     keys = jax.random.split(key, 3)
 
@@ -140,7 +169,9 @@ def test_shapes_under_expand_jit_and_vmap(key):
         return SpikeAndSlab(probs, 0.0, 1.0, temperature=temperature).sample(key)
 
     probs = np.array([0.1, 0.5, 0.9])
-    assert jax.eval_shape(jax.jit(jax.vmap(draw, (0, 0, None))), keys, probs, 0.5).shape == (3,)
+    assert jax.eval_shape(
+        jax.jit(jax.vmap(draw, (0, 0, None))), keys, probs, 0.5
+    ).shape == (3,)
     again = jax.jit(lambda q: q)(q)
     sample = jax.jit(lambda q: q.sample(key))
     np.testing.assert_array_equal(sample(again), jax.jit(lambda: q.sample(key))())
@@ -157,7 +188,9 @@ def test_draws_under_expand_jit_and_vmap(key):
     def draw(key, probs, temperature):
         return SpikeAndSlab(probs, 0.0, 1.0, temperature=temperature).sample(key)
 
-    assert jax.jit(jax.vmap(draw, (0, 0, None)))(keys, jnp.array([0.1, 0.5, 0.9]), 0.5).shape == (3,)
+    assert jax.jit(jax.vmap(draw, (0, 0, None)))(
+        keys, jnp.array([0.1, 0.5, 0.9]), 0.5
+    ).shape == (3,)
     again = jax.jit(lambda q: q)(q)
     np.testing.assert_array_equal(again.sample(key), q.sample(key))
 
@@ -173,7 +206,9 @@ def test_kl_to_and_from_normals(x64):
             dist.kl_divergence(SpikeAndSlab(probs, 0.0, 1.0), dist.Normal(0.0, 1.0)),
         )
 
-    plain, to_prior, summed, from_atoms = map(np.asarray, run(np.array([0.3, -1.0]), np.array([0.9, 1.0])))
+    plain, to_prior, summed, from_atoms = map(
+        np.asarray, run(np.array([0.3, -1.0]), np.array([0.9, 1.0]))
+    )
     expected = plain - np.log(0.25)
     np.testing.assert_allclose(to_prior, expected, rtol=1e-12)
     np.testing.assert_allclose(summed, expected.sum(), rtol=1e-12)
@@ -189,13 +224,19 @@ def test_kl_is_the_mean_log_ratio_of_draws(key):
         return q.log_prob(draws) - p.log_prob(draws), dist.kl_divergence(q, p)
 
     ratio, found = map(np.asarray, run(key))
-    assert np.mean(ratio) == pytest.approx(float(found), abs=5 * float(np.std(ratio)) / 223.0)
+    assert np.mean(ratio) == pytest.approx(
+        float(found), abs=5 * float(np.std(ratio)) / 223.0
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 5.0])
 def test_relaxed_gates_are_beyond_a_half_as_often_as_they_are_on(key, temperature):
-    draws = np.asarray(SpikeAndSlab(0.3, 1.0, 1e-6, temperature=temperature).sample(key, (20_000,)))
-    assert np.mean(draws > 0.5) == pytest.approx(0.3, abs=5 * np.sqrt(0.3 * 0.7 / 20_000))
+    draws = np.asarray(
+        SpikeAndSlab(0.3, 1.0, 1e-6, temperature=temperature).sample(key, (20_000,))
+    )
+    assert np.mean(draws > 0.5) == pytest.approx(
+        0.3, abs=5 * np.sqrt(0.3 * 0.7 / 20_000)
+    )
     assert np.all((draws > -1e-4) & (draws < 1.0001))
 
 
@@ -226,7 +267,9 @@ def test_saturated_gates_have_finite_gradients(key):
 
 def test_relaxed_gates_of_0_and_1_are_exact(key):
     probs = np.array([0.0, 1.0], np.float32)
-    draws = jax.jit(lambda key: SpikeAndSlab(probs, 2.0, 1e-6, temperature=0.5).sample(key, (50,)))(key)
+    draws = jax.jit(
+        lambda key: SpikeAndSlab(probs, 2.0, 1e-6, temperature=0.5).sample(key, (50,))
+    )(key)
     np.testing.assert_allclose(draws, np.broadcast_to([0.0, 2.0], (50, 2)), rtol=1e-4)
 
 
@@ -240,11 +283,18 @@ def test_a_relaxed_distribution_has_no_density():
         lambda: q.icdf(0.5),
         lambda: dist.kl_divergence(SpikeAndSlab(0.5, 0.0, 1.0), q),
     ):
-        with pytest.raises(ValueError, match=r"^a SpikeAndSlab.*relaxation without a.*with exact gates, by"):
+        with pytest.raises(
+            ValueError,
+            match=r"^a SpikeAndSlab.*relaxation without a.*with exact gates, by",
+        ):
             refused()
-    with pytest.raises(ValueError, match=r"temperature must be positive.*for exact gates, got"):
+    with pytest.raises(
+        ValueError, match=r"temperature must be positive.*for exact gates, got"
+    ):
         SpikeAndSlab(0.5, 0.0, 1.0, temperature=0.0)
-    with pytest.raises(ValueError, match=r"^SpikeAndSlab distribution got.*invalid probs"):
+    with pytest.raises(
+        ValueError, match=r"^SpikeAndSlab distribution got.*invalid probs"
+    ):
         SpikeAndSlab(1.5, 0.0, 1.0, validate_args=True)
 
 
@@ -283,10 +333,18 @@ def sparse_guide(temperature, model=linear):
 # Algorithms that would lose the atom
 
 REFUSED = {
-    "NUTS": lambda x, y: MCMC(NUTS(linear), num_warmup=1, num_samples=1).run(jax.random.key(0), x, y),
+    "NUTS": lambda x, y: MCMC(NUTS(linear), num_warmup=1, num_samples=1).run(
+        jax.random.key(0), x, y
+    ),
     **{
         guide.__name__: lambda x, y, guide=guide: nt.fit_svi(
-            jax.random.key(0), linear, guide, x, y, num_steps=1, optim=numpyro.optim.Adam(0.05)
+            jax.random.key(0),
+            linear,
+            guide,
+            x,
+            y,
+            num_steps=1,
+            optim=numpyro.optim.Adam(0.05),
         )
         for guide in (
             AutoNormal,
@@ -301,21 +359,30 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_needs_a_density_refuses_the_prior(name):
-    with pytest.raises(ValueError, match=r"^a latent.*has an atom at 0.*AutoSpikeAndSlab.*times a Normal site"):
+    with pytest.raises(
+        ValueError,
+        match=r"^a latent.*has an atom at 0.*AutoSpikeAndSlab.*times a Normal site",
+    ):
         REFUSED[name](*correlated_data())
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("loss", [Trace_ELBO(), RenyiELBO(num_particles=2), TraceGraph_ELBO()], ids=type)
+@pytest.mark.parametrize(
+    "loss", [Trace_ELBO(), RenyiELBO(num_particles=2), TraceGraph_ELBO()], ids=type
+)
 def test_losses_take_no_relaxed_density(loss):
     x, y = correlated_data()
     guide = sparse_guide(0.5)
     with pytest.raises(ValueError, match="TraceMeanField_ELBO"):
-        jax.eval_shape(lambda key: loss.loss(key, GIVEN, linear, guide, x, y), jax.random.key(0))
+        jax.eval_shape(
+            lambda key: loss.loss(key, GIVEN, linear, guide, x, y), jax.random.key(0)
+        )
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("loss", [Trace_ELBO(), RenyiELBO(num_particles=2), TraceGraph_ELBO()], ids=type)
+@pytest.mark.parametrize(
+    "loss", [Trace_ELBO(), RenyiELBO(num_particles=2), TraceGraph_ELBO()], ids=type
+)
 def test_losses_that_need_a_relaxed_density_raise(loss):
     x, y = correlated_data()
     svi = SVI(linear, AutoSpikeAndSlab(linear, temperature=0.5), Adam(0.01), loss)
@@ -323,7 +390,15 @@ def test_losses_that_need_a_relaxed_density_raise(loss):
         svi.run(jax.random.key(0), 1, x, y, progress_bar=False)
     if isinstance(loss, Trace_ELBO):
         with pytest.raises(ValueError, match="TraceMeanField_ELBO"):
-            nt.fit_svi(jax.random.key(0), linear, AutoSpikeAndSlab, x, y, num_steps=1, loss=loss)
+            nt.fit_svi(
+                jax.random.key(0),
+                linear,
+                AutoSpikeAndSlab,
+                x,
+                y,
+                num_steps=1,
+                loss=loss,
+            )
 
 
 @pytest.mark.full
@@ -333,7 +408,9 @@ def test_scores_fit_exact_gates():
 
     def params(loss):
         svi = SVI(linear, AutoSpikeAndSlab(linear, temperature=None), Adam(0.01), loss)
-        return svi.run(jax.random.key(0), 2, x, y, progress_bar=False).params["w_auto_probs"]
+        return svi.run(jax.random.key(0), 2, x, y, progress_bar=False).params[
+            "w_auto_probs"
+        ]
 
     scored = params(TraceGraph_ELBO())
     assert jnp.all(jnp.isfinite(scored))
@@ -348,7 +425,9 @@ def hierarchical(x, groups, y=None, subsample=None):
     """Sites of every kind: scalar, expanded, in a plate, constrained, and a deterministic one."""
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
     bias = numpyro.sample("bias", SpikeAndSlab(0.5, 0.0, 1.0))
-    w = numpyro.sample("w", SpikeAndSlab(jnp.array([0.1, 0.9]), 0.0, tau).expand([3, 2]).to_event(2))
+    w = numpyro.sample(
+        "w", SpikeAndSlab(jnp.array([0.1, 0.9]), 0.0, tau).expand([3, 2]).to_event(2)
+    )
     with numpyro.plate("groups", 4, subsample_size=subsample) as chosen:
         u = numpyro.sample("u", SpikeAndSlab(0.3, 0.0, 1.0))
         v = numpyro.sample("v", SpikeAndSlab(0.3, 0.0, 1.0).expand([2]).to_event(1))
@@ -377,16 +456,26 @@ def test_every_kind_of_site_has_its_factor(key):
     assert [k for k, site in trace.items() if site["type"] == "sample"] == list(shapes)
     assert guide.sparse_sites == ("bias", "w", "u", "v")
     for name, shape in shapes.items():
-        assert trace[name]["value"].shape == trace[f"{name}_q_loc"]["value"].shape == shape
-    assert {k for k in trace if k.endswith("_probs")} == {f"{k}_q_probs" for k in guide.sparse_sites}
+        assert (
+            trace[name]["value"].shape == trace[f"{name}_q_loc"]["value"].shape == shape
+        )
+    assert {k for k in trace if k.endswith("_probs")} == {
+        f"{k}_q_probs" for k in guide.sparse_sites
+    }
     assert jnp.all(trace["w_q_probs"]["value"] == 0.7)
     assert jnp.all(trace["w_q_scale"]["value"] == 0.2)
     assert trace["tau"]["value"] > 0
     params = {k: site["value"] for k, site in trace.items() if site["type"] == "param"}
     draws = guide.sample_posterior(key, params, sample_shape=(7,))
     assert {k: v.shape[1:] for k, v in draws.items()} == {**shapes, "effect": (4,)}
-    np.testing.assert_allclose(draws["effect"], draws["u"] + draws["v"].sum(-1), rtol=1e-6)
-    assert set(guide.median(params)) == set(guide.quantiles(params, [0.1, 0.9])) == {*shapes, "effect"}
+    np.testing.assert_allclose(
+        draws["effect"], draws["u"] + draws["v"].sum(-1), rtol=1e-6
+    )
+    assert (
+        set(guide.median(params))
+        == set(guide.quantiles(params, [0.1, 0.9]))
+        == {*shapes, "effect"}
+    )
     assert guide.quantiles(params, [0.1, 0.9])["w"].shape == (2, 3, 2)
 
 
@@ -396,19 +485,42 @@ def test_kl_site_by_site_is_that_of_the_formula(key, x64):
     guide = AutoSpikeAndSlab(hierarchical).hard()
     trace = handlers.trace(handlers.seed(guide, key)).get_trace(*data)
     params = {k: site["value"] for k, site in trace.items() if site["type"] == "param"}
-    params |= {k: jnp.linspace(0.2, 0.9, v.size).reshape(v.shape) for k, v in params.items() if "probs" in k}
-    parts = TraceMeanField_ELBO(sum_sites=False).loss(key, params, nt.temper(hierarchical, 0.5), guide, *data)
+    params |= {
+        k: jnp.linspace(0.2, 0.9, v.size).reshape(v.shape)
+        for k, v in params.items()
+        if "probs" in k
+    }
+    parts = TraceMeanField_ELBO(sum_sites=False).loss(
+        key, params, nt.temper(hierarchical, 0.5), guide, *data
+    )
 
     def kl(name, prior_probs, prior_scale):
-        probs, loc, scale = (np.asarray(params[f"{name}_auto_{field}"]) for field in ("probs", "loc", "scale"))
-        gate = probs * np.log(probs / prior_probs) + (1 - probs) * np.log((1 - probs) / (1 - prior_probs))
+        probs, loc, scale = (
+            np.asarray(params[f"{name}_auto_{field}"])
+            for field in ("probs", "loc", "scale")
+        )
+        gate = probs * np.log(probs / prior_probs) + (1 - probs) * np.log(
+            (1 - probs) / (1 - prior_probs)
+        )
         ratio = scale / prior_scale
-        return np.sum(gate + probs * 0.5 * (ratio**2 + (loc / prior_scale) ** 2 - 1.0 - 2.0 * np.log(ratio)))
+        return np.sum(
+            gate
+            + probs
+            * 0.5
+            * (ratio**2 + (loc / prior_scale) ** 2 - 1.0 - 2.0 * np.log(ratio))
+        )
 
     # The same split of the key as NumPyro's, for the draw of tau that w's prior depends on.
-    drawn = handlers.trace(handlers.substitute(handlers.seed(guide, jax.random.split(key)[1]), params))
+    drawn = handlers.trace(
+        handlers.substitute(handlers.seed(guide, jax.random.split(key)[1]), params)
+    )
     tau = float(drawn.get_trace(*data)["tau"]["value"])
-    expected = {"bias": (0.5, 1.0), "w": (np.array([0.1, 0.9]), tau), "u": (0.3, 1.0), "v": (0.3, 1.0)}
+    expected = {
+        "bias": (0.5, 1.0),
+        "w": (np.array([0.1, 0.9]), tau),
+        "u": (0.3, 1.0),
+        "v": (0.3, 1.0),
+    }
     for name, prior in expected.items():
         assert parts[name] == pytest.approx(kl(name, *prior), rel=1e-10), name
 
@@ -416,7 +528,9 @@ def test_kl_site_by_site_is_that_of_the_formula(key, x64):
 @pytest.mark.full
 def test_a_subsampling_plate_keeps_factors_for_all(key):
     x, groups, y = hierarchical_data()
-    svi = SVI(hierarchical, AutoSpikeAndSlab(hierarchical), Adam(0.01), TraceMeanField_ELBO())
+    svi = SVI(
+        hierarchical, AutoSpikeAndSlab(hierarchical), Adam(0.01), TraceMeanField_ELBO()
+    )
     found = svi.run(key, 3, x, groups, y, subsample=2, progress_bar=False)
     assert found.params["u_auto_probs"].shape == (4,)
     assert found.params["v_auto_loc"].shape == (4, 2)
@@ -429,7 +543,9 @@ def test_each_draw_counts_as_a_step_of_the_schedule(key):
     seen = []
     guide = AutoSpikeAndSlab(linear, temperature=lambda step: seen.append(step) or 1.0)
     handlers.seed(guide, key)(x, y)
-    at_four = handlers.substitute(handlers.seed(guide, key), data={"auto_step": {"step": 4.0}})
+    at_four = handlers.substitute(
+        handlers.seed(guide, key), data={"auto_step": {"step": 4.0}}
+    )
     trace = handlers.trace(at_four).get_trace(x, y)
     assert seen[-1] == 4.0
     assert trace["auto_step"]["value"] == {"step": 5.0}
@@ -445,7 +561,12 @@ def test_the_schedule_counts_the_steps_of_stock_svi(key, outer):
         jax.debug.callback(lambda s: seen.append(float(s)), step, ordered=True)
         return optax.exponential_decay(1.0, 10, 0.5)(step)
 
-    svi = SVI(linear, AutoSpikeAndSlab(linear, temperature=schedule), Adam(0.01), TraceMeanField_ELBO())
+    svi = SVI(
+        linear,
+        AutoSpikeAndSlab(linear, temperature=schedule),
+        Adam(0.01),
+        TraceMeanField_ELBO(),
+    )
     state = svi.init(key, x, y)
     start = float(state.mutable_state["auto_step"]["step"])
     update = outer(svi.update)
@@ -471,7 +592,15 @@ def test_a_number_as_temperature_takes_more_particles(key):
     )
     assert fit.losses.shape == (5,)
     with pytest.raises(ValueError, match="num_particles = 4"):
-        nt.fit_svi(key, linear, AutoSpikeAndSlab, x, y, num_steps=5, loss=TraceMeanField_ELBO(num_particles=4))
+        nt.fit_svi(
+            key,
+            linear,
+            AutoSpikeAndSlab,
+            x,
+            y,
+            num_steps=5,
+            loss=TraceMeanField_ELBO(num_particles=4),
+        )
 
 
 def test_set_up_refuses_what_it_cannot_fit(key):
@@ -482,18 +611,30 @@ def test_set_up_refuses_what_it_cannot_fit(key):
         return handlers.seed(AutoSpikeAndSlab(model), key)()
 
     with pytest.raises(
-        ValueError, match=r"^the model.*no latent site with a SpikeAndSlab prior.*take AutoNormal"
+        ValueError,
+        match=r"^the model.*no latent site with a SpikeAndSlab prior.*take AutoNormal",
     ):
         run(dist.Normal(0.0, 1.0))
-    with pytest.raises(ValueError, match=r"^the SpikeAndSlab prior.*site 'w' is masked.*holds no such site"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the SpikeAndSlab prior.*site 'w' is masked.*holds no such site",
+    ):
         run(SpikeAndSlab(0.5, 0.0, 1.0).mask(jnp.array(True)))
-    with pytest.raises(ValueError, match=r"^the SpikeAndSlab.*site 'w' has a temperature.*gates. Leave it out"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the SpikeAndSlab.*site 'w' has a temperature.*gates. Leave it out",
+    ):
         run(SpikeAndSlab(0.5, 0.0, 1.0, temperature=0.5))
-    for options, message in (({"init_probs": 1.0}, "init_probs"), ({"temperature": -1.0}, "temperature")):
+    for options, message in (
+        ({"init_probs": 1.0}, "init_probs"),
+        ({"temperature": -1.0}, "temperature"),
+    ):
         with pytest.raises(ValueError, match=message):
             AutoSpikeAndSlab(linear, **options)
     x, y = correlated_data()
-    with pytest.raises(ValueError, match=r"exact gates, which have no derivative.*to fit it, or"):
+    with pytest.raises(
+        ValueError, match=r"exact gates, which have no derivative.*to fit it, or"
+    ):
         nt.fit_svi(key, linear, lambda m: AutoSpikeAndSlab(m).hard(), x, y)
 
 
@@ -507,7 +648,16 @@ def given_fit():
     tempered = nt.temper(linear, 1.0)
     guide = sparse_guide(1.0, tempered)
     keys = jax.random.split(jax.random.key(0))
-    return finish(tuple(keys), tempered, guide, GIVEN, np.zeros(1), args, kwargs={}, num_particles=1000)
+    return finish(
+        tuple(keys),
+        tempered,
+        guide,
+        GIVEN,
+        np.zeros(1),
+        args,
+        kwargs={},
+        num_particles=1000,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -523,7 +673,12 @@ def relaxed_fit():
     """At temperature 1, where the relaxation is loosest."""
     x, y = correlated_data()
     return nt.fit_svi(
-        jax.random.key(0), linear, lambda m: AutoSpikeAndSlab(m, temperature=1.0), x, y, num_steps=3000
+        jax.random.key(0),
+        linear,
+        lambda m: AutoSpikeAndSlab(m, temperature=1.0),
+        x,
+        y,
+        num_steps=3000,
     )
 
 
@@ -541,7 +696,9 @@ def test_the_relaxed_objective_exceeds_the_evidence_and_no_elbo_does(relaxed_fit
 
 def test_what_is_kept_has_exact_gates(given_fit):
     assert given_fit.guide.temperature is None
-    draws = given_fit.guide.sample_posterior(jax.random.key(1), given_fit.params, sample_shape=(200,))
+    draws = given_fit.guide.sample_posterior(
+        jax.random.key(1), given_fit.params, sample_shape=(200,)
+    )
     assert 0.1 < np.mean(np.asarray(draws["w"]) == 0.0) < 0.9
 
 
@@ -550,40 +707,62 @@ def test_what_a_fit_keeps_has_exact_gates(relaxed_fit):
     x, y = relaxed_fit.args
     assert relaxed_fit.guide.temperature is None
     for draws in (
-        Predictive(relaxed_fit.guide, params=relaxed_fit.params, num_samples=200)(jax.random.key(0), x, y),
-        relaxed_fit.guide.sample_posterior(jax.random.key(1), relaxed_fit.params, sample_shape=(200,)),
+        Predictive(relaxed_fit.guide, params=relaxed_fit.params, num_samples=200)(
+            jax.random.key(0), x, y
+        ),
+        relaxed_fit.guide.sample_posterior(
+            jax.random.key(1), relaxed_fit.params, sample_shape=(200,)
+        ),
     ):
         assert 0.1 < jnp.mean(draws["w"] == 0.0) < 0.9
     data = nt.to_inference_data(relaxed_fit, num_samples=50)
     assert np.any(data["posterior"]["w"].values == 0.0)
-    predictive = Predictive(linear, guide=relaxed_fit.guide, params=relaxed_fit.params, num_samples=10)
+    predictive = Predictive(
+        linear, guide=relaxed_fit.guide, params=relaxed_fit.params, num_samples=10
+    )
     assert predictive(jax.random.key(2), x)["y"].shape == (10, 40)
 
 
 def exact_elbo(params, x, y, alpha=1.0, site="w"):
     """The ELBO of the linear model in closed form, from the first two moments of the factors."""
     probs, loc, scale = (
-        np.asarray(params[f"{site}_auto_{field}"], np.float64) for field in ("probs", "loc", "scale")
+        np.asarray(params[f"{site}_auto_{field}"], np.float64)
+        for field in ("probs", "loc", "scale")
     )
     mean, variance = probs * loc, probs * scale**2 + probs * (1 - probs) * loc**2
     squares = np.sum((y - x @ mean) ** 2) + np.sum(variance * np.sum(x**2, axis=0))
-    expected_log_lik = -0.5 * len(y) * np.log(2.0 * np.pi * NOISE**2) - 0.5 * squares / NOISE**2
-    gate = special.rel_entr(probs, INCLUSION) + special.rel_entr(1.0 - probs, 1.0 - INCLUSION)
+    expected_log_lik = (
+        -0.5 * len(y) * np.log(2.0 * np.pi * NOISE**2) - 0.5 * squares / NOISE**2
+    )
+    gate = special.rel_entr(probs, INCLUSION) + special.rel_entr(
+        1.0 - probs, 1.0 - INCLUSION
+    )
     slab = 0.5 * ((scale / SLAB) ** 2 + (loc / SLAB) ** 2 - 1.0) - np.log(scale / SLAB)
     return alpha * expected_log_lik - np.sum(gate + probs * slab)
 
 
 @pytest.mark.parametrize("refitted", tiered([False, True], unit=[False]))
 def test_the_elbo_of_what_is_kept_is_that_in_closed_form(given_fit, refitted):
-    fit = nt.round_and_refit(jax.random.key(1), given_fit, num_steps=0) if refitted else given_fit
-    assert fit.elbo.value == pytest.approx(exact_elbo(fit.params, *correlated_data()), abs=5 * fit.elbo.se)
+    fit = (
+        nt.round_and_refit(jax.random.key(1), given_fit, num_steps=0)
+        if refitted
+        else given_fit
+    )
+    assert fit.elbo.value == pytest.approx(
+        exact_elbo(fit.params, *correlated_data()), abs=5 * fit.elbo.se
+    )
     assert fit.elbo.value < log_evidence(*correlated_data()) + 5 * fit.elbo.se
 
 
 @pytest.mark.full
 def test_the_elbo_of_a_fit_is_that_in_closed_form(relaxed_fit):
-    for fit in (relaxed_fit, nt.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=0)):
-        assert fit.elbo.value == pytest.approx(exact_elbo(fit.params, *correlated_data()), abs=5 * fit.elbo.se)
+    for fit in (
+        relaxed_fit,
+        nt.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=0),
+    ):
+        assert fit.elbo.value == pytest.approx(
+            exact_elbo(fit.params, *correlated_data()), abs=5 * fit.elbo.se
+        )
 
 
 def sharp(model):
@@ -594,15 +773,25 @@ def sharp(model):
 @pytest.mark.full
 def test_sharp_gates_reach_an_optimum_of_the_elbo(key):
     x, y = correlated_data()
-    fit = nt.fit_svi(key, linear, sharp, x, y, loss=TraceMeanField_ELBO(num_particles=50))
+    fit = nt.fit_svi(
+        key, linear, sharp, x, y, loss=TraceMeanField_ELBO(num_particles=50)
+    )
 
     def negative(flat):
         probs, loc, log_scale = np.split(flat, 3)
-        params = {"w_auto_probs": special.expit(probs), "w_auto_loc": loc, "w_auto_scale": np.exp(log_scale)}
+        params = {
+            "w_auto_probs": special.expit(probs),
+            "w_auto_loc": loc,
+            "w_auto_scale": np.exp(log_scale),
+        }
         return -exact_elbo(params, x, y)
 
     found = {k: np.asarray(v, np.float64) for k, v in fit.params.items()}
-    start = [special.logit(found["w_auto_probs"]), found["w_auto_loc"], np.log(found["w_auto_scale"])]
+    start = [
+        special.logit(found["w_auto_probs"]),
+        found["w_auto_loc"],
+        np.log(found["w_auto_scale"]),
+    ]
     best = -optimize.minimize(negative, np.concatenate(start), method="BFGS").fun
     assert best - 0.1 < exact_elbo(fit.params, x, y) <= best
     assert best < log_evidence(x, y)
@@ -617,7 +806,10 @@ def orthogonal_data(alpha):
     precision = alpha * n / NOISE**2 + 1.0 / SLAB**2
     loc = alpha * x.T @ y / NOISE**2 / precision
     log_odds = (
-        np.log(INCLUSION / (1 - INCLUSION)) - np.log(SLAB) - 0.5 * np.log(precision) + 0.5 * precision * loc**2
+        np.log(INCLUSION / (1 - INCLUSION))
+        - np.log(SLAB)
+        - 0.5 * np.log(precision)
+        + 0.5 * precision * loc**2
     )
     return x, y, 1.0 / (1.0 + np.exp(-log_odds)), loc, np.full(5, precision**-0.5)
 
@@ -629,14 +821,21 @@ def test_the_elbo_of_the_exact_posterior_is_the_evidence(key, x64, alpha):
     tempered = nt.temper(linear, alpha)
     guide = AutoSpikeAndSlab(tempered).hard()
     handlers.seed(guide, key)(x, y)
-    params = {"w_auto_probs": jnp.array(probs), "w_auto_loc": jnp.array(loc), "w_auto_scale": jnp.array(scale)}
+    params = {
+        "w_auto_probs": jnp.array(probs),
+        "w_auto_loc": jnp.array(loc),
+        "w_auto_scale": jnp.array(scale),
+    }
     found = evaluate_elbo(key, tempered, guide, params, (x, y), {}, num_particles=4000)
     assert found.value == pytest.approx(log_evidence(x, y, alpha), abs=5 * found.se)
-    assert found.value == pytest.approx(alpha * found.expected_log_lik - found.kl, rel=1e-10)
+    assert found.value == pytest.approx(
+        alpha * found.expected_log_lik - found.kl, rel=1e-10
+    )
     # No alpha in the KL.
     prior = SpikeAndSlab(INCLUSION, 0.0, SLAB)
     assert found.kl == pytest.approx(
-        float(dist.kl_divergence(SpikeAndSlab(probs, loc, scale), prior).sum()), rel=1e-10
+        float(dist.kl_divergence(SpikeAndSlab(probs, loc, scale), prior).sum()),
+        rel=1e-10,
     )
 
 
@@ -644,11 +843,21 @@ def test_the_elbo_of_the_exact_posterior_is_the_evidence(key, x64, alpha):
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_the_fit_of_an_orthogonal_design_is_the_closed_form(key, alpha):
     x, y, probs, loc, scale = orthogonal_data(alpha)
-    fit = nt.fit_svi(key, linear, sharp, x, y, alpha=alpha, loss=TraceMeanField_ELBO(num_particles=50))
+    fit = nt.fit_svi(
+        key,
+        linear,
+        sharp,
+        x,
+        y,
+        alpha=alpha,
+        loss=TraceMeanField_ELBO(num_particles=50),
+    )
     assert fit.alpha == alpha
     np.testing.assert_allclose(fit.params["w_auto_probs"], probs, atol=0.1)
     on = probs > 0.5
-    np.testing.assert_allclose(fit.params["w_auto_loc"][on], loc[on], atol=0.5 * scale[0])
+    np.testing.assert_allclose(
+        fit.params["w_auto_loc"][on], loc[on], atol=0.5 * scale[0]
+    )
     np.testing.assert_allclose(fit.params["w_auto_scale"][on], scale[on], rtol=0.2)
 
 
@@ -656,31 +865,47 @@ def test_the_fit_of_an_orthogonal_design_is_the_closed_form(key, alpha):
 
 
 def test_rounded_gates_are_those_beyond_the_threshold(given_fit, rounded):
-    np.testing.assert_array_equal(rounded.params["w_auto_probs"], GIVEN["w_auto_probs"] >= 0.5)
+    np.testing.assert_array_equal(
+        rounded.params["w_auto_probs"], GIVEN["w_auto_probs"] >= 0.5
+    )
     assert rounded.losses.size == 0
     np.testing.assert_array_equal(rounded.params["w_auto_loc"], GIVEN["w_auto_loc"])
-    draws = rounded.guide.sample_posterior(jax.random.key(0), rounded.params, sample_shape=(200,))["w"]
-    np.testing.assert_array_equal(np.all(np.asarray(draws) == 0.0, axis=0), GIVEN["w_auto_probs"] < 0.5)
+    draws = rounded.guide.sample_posterior(
+        jax.random.key(0), rounded.params, sample_shape=(200,)
+    )["w"]
+    np.testing.assert_array_equal(
+        np.all(np.asarray(draws) == 0.0, axis=0), GIVEN["w_auto_probs"] < 0.5
+    )
 
 
 @pytest.mark.full
 def test_rounded_gates_and_losses_that_are_elbos(relaxed_fit):
     rounded = nt.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=2000)
     probs = relaxed_fit.params["w_auto_probs"]
-    assert jnp.array_equal(rounded.params["w_auto_probs"], (probs >= 0.5).astype(probs.dtype))
+    assert jnp.array_equal(
+        rounded.params["w_auto_probs"], (probs >= 0.5).astype(probs.dtype)
+    )
     tail = -np.asarray(rounded.losses[-500:], np.float64)
     se = np.hypot(rounded.elbo.se, tail.std() / np.sqrt(500))
     assert tail.mean() == pytest.approx(rounded.elbo.value, abs=5 * se)
-    draws = rounded.guide.sample_posterior(jax.random.key(0), rounded.params, sample_shape=(100,))["w"]
+    draws = rounded.guide.sample_posterior(
+        jax.random.key(0), rounded.params, sample_shape=(100,)
+    )["w"]
     assert jnp.array_equal(jnp.all(draws == 0.0, axis=0), probs < 0.5)
     # With its gates fixed this is conjugate: the exact ELBO of the best factors is known.
     x, y = correlated_data()
     part = x[:, np.asarray(probs) >= 0.5]
     precision = part.T @ part / NOISE**2 + np.eye(part.shape[1]) / SLAB**2
     np.testing.assert_allclose(
-        rounded.params["w_auto_loc"][probs >= 0.5], np.linalg.solve(precision, part.T @ y), atol=0.05
+        rounded.params["w_auto_loc"][probs >= 0.5],
+        np.linalg.solve(precision, part.T @ y),
+        atol=0.05,
     )
-    np.testing.assert_allclose(rounded.params["w_auto_scale"][probs >= 0.5], np.diag(precision) ** -0.5, rtol=0.1)
+    np.testing.assert_allclose(
+        rounded.params["w_auto_scale"][probs >= 0.5],
+        np.diag(precision) ** -0.5,
+        rtol=0.1,
+    )
 
 
 @pytest.mark.full
@@ -688,7 +913,9 @@ def test_rounded_fits_are_compared_and_reported(relaxed_fit):
     alone = nt.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=0)
     assert alone.losses.size == 0
     assert jnp.array_equal(alone.params["w_auto_loc"], relaxed_fit.params["w_auto_loc"])
-    none = nt.round_and_refit(jax.random.key(1), relaxed_fit, threshold=0.999999, num_steps=0)
+    none = nt.round_and_refit(
+        jax.random.key(1), relaxed_fit, threshold=0.999999, num_steps=0
+    )
     _, y = correlated_data()
     at_zero = stats.norm(0.0, NOISE).logpdf(y).sum() + 8 * np.log1p(-INCLUSION)
     assert none.elbo.value == pytest.approx(at_zero, rel=1e-5)
@@ -701,13 +928,16 @@ def test_rounded_fits_are_compared_and_reported(relaxed_fit):
 def test_round_and_refit_refuses(given_fit, key):
     other = given_fit._replace(guide=AutoNormal(linear))
     for value in (other, "fit"):
-        with pytest.raises(TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"):
+        with pytest.raises(
+            TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"
+        ):
             nt.round_and_refit(key, value)
     with pytest.raises(ValueError, match=r"threshold.*must be in"):
         nt.round_and_refit(key, given_fit, threshold=1.0)
     # Its factors are no Gaussians, which an online run would take for its prior.
     with pytest.raises(
-        TypeError, match=r"^a posterior.*not a Gaussian.*with AutoNormal or AutoMultivariateNormal"
+        TypeError,
+        match=r"^a posterior.*not a Gaussian.*with AutoNormal or AutoMultivariateNormal",
     ):
         of_fit(given_fit)
 
@@ -717,13 +947,18 @@ def test_round_and_refit_refuses_fits_by_other_guides(relaxed_fit, key):
     def model(y):
         numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal()), 1.0), obs=y)
 
-    other = nt.fit_svi(key, model, AutoNormal, 1.0, num_steps=2, optim=numpyro.optim.Adam(0.05))
-    with pytest.raises(TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"):
+    other = nt.fit_svi(
+        key, model, AutoNormal, 1.0, num_steps=2, optim=numpyro.optim.Adam(0.05)
+    )
+    with pytest.raises(
+        TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"
+    ):
         nt.round_and_refit(key, other)
     with pytest.raises(ValueError, match=r"threshold.*must be in"):
         nt.round_and_refit(key, relaxed_fit, threshold=1.0)
     with pytest.raises(
-        TypeError, match=r"^a posterior.*not a Gaussian.*with AutoNormal or AutoMultivariateNormal"
+        TypeError,
+        match=r"^a posterior.*not a Gaussian.*with AutoNormal or AutoMultivariateNormal",
     ):
         of_fit(relaxed_fit)
 
@@ -731,9 +966,13 @@ def test_round_and_refit_refuses_fits_by_other_guides(relaxed_fit, key):
 @pytest.mark.full
 def test_a_tempered_fit_in_double_precision(key, x64):
     x, y = correlated_data()
-    fit = nt.fit_svi(key, linear, AutoSpikeAndSlab, x, y, alpha=0.5, num_steps=5, num_particles=2)
+    fit = nt.fit_svi(
+        key, linear, AutoSpikeAndSlab, x, y, alpha=0.5, num_steps=5, num_particles=2
+    )
     rounded = nt.round_and_refit(key, fit, num_steps=5, num_particles=2)
-    assert {leaf.dtype for leaf in jax.tree.leaves((fit.params, rounded.params))} == {jnp.dtype("float64")}
+    assert {leaf.dtype for leaf in jax.tree.leaves((fit.params, rounded.params))} == {
+        jnp.dtype("float64")
+    }
     assert rounded.alpha == 0.5
 
 
@@ -757,13 +996,21 @@ def test_a_sparse_linear_fit_becomes_a_tempered_fit(key, x64, intercept_scale):
     found = nt.sparse_as_tempered_fit(key, fit, x, y)
     assert found.elbo.value == float(fit.elbo)
     assert found.alpha == 0.5
-    evaluated = evaluate_elbo(key, found.model, found.guide, found.params, found.args, {}, num_particles=2000)
+    evaluated = evaluate_elbo(
+        key, found.model, found.guide, found.params, found.args, {}, num_particles=2000
+    )
     assert evaluated.value == pytest.approx(found.elbo.value, abs=5 * evaluated.se)
-    assert evaluated.expected_log_lik == pytest.approx(found.elbo.expected_log_lik, abs=10 * evaluated.se)
+    assert evaluated.expected_log_lik == pytest.approx(
+        found.elbo.expected_log_lik, abs=10 * evaluated.se
+    )
     if intercept_scale is None:
-        assert found.elbo.value == pytest.approx(exact_elbo(found.params, x, y, 0.5, "coef"), rel=1e-10)
+        assert found.elbo.value == pytest.approx(
+            exact_elbo(found.params, x, y, 0.5, "coef"), rel=1e-10
+        )
         rounded = nt.round_and_refit(key, found, num_steps=0)
-        table = nt.table(nt.compare({"factors": found, "rounded": rounded}, num_samples=20))
+        table = nt.table(
+            nt.compare({"factors": found, "rounded": rounded}, num_samples=20)
+        )
         assert set(table["rank"]) == {0, 1}
 
 
@@ -771,7 +1018,9 @@ def test_a_sparse_linear_fit_becomes_a_tempered_fit(key, x64, intercept_scale):
 def test_a_sparse_logistic_fit_becomes_one_above_its_objective(key):
     x, y = correlated_data()
     labels = (y > 0).astype(int)
-    fit = nt.sparse.fit_logistic(key, x, labels, inclusion_prob=INCLUSION, slab_scale=SLAB)
+    fit = nt.sparse.fit_logistic(
+        key, x, labels, inclusion_prob=INCLUSION, slab_scale=SLAB
+    )
     found = nt.sparse_as_tempered_fit(key, fit, x, labels)
     assert found.elbo.value > float(fit.objective) - 5 * found.elbo.se
     assert found.elbo.value < float(fit.objective) + 5.0
@@ -783,15 +1032,21 @@ def test_the_bridge_refuses_other_fits(key):
         nt.sparse_as_tempered_fit(key, "fit", x, y)
     fields = dict.fromkeys(nt.sparse.LinearFit._fields)
     fit = nt.sparse.LinearFit(**fields | {"noise_posterior": (2.0, 2.0)})
-    with pytest.raises(ValueError, match=r"noise of this LinearFit has a prior.*with an estimated one"):
+    with pytest.raises(
+        ValueError, match=r"noise of this LinearFit has a prior.*with an estimated one"
+    ):
         nt.sparse_as_tempered_fit(key, fit, x, y)
 
 
 @pytest.mark.full
 def test_the_bridge_refuses_a_noise_that_has_a_prior(key):
     x, y = correlated_data()
-    fit = nt.sparse.fit_linear(key, x, y, inclusion_prob=0.25, slab_scale=1.0, noise_prior=(2.0, 2.0))
-    with pytest.raises(ValueError, match=r"noise of this LinearFit has a prior.*with an estimated one"):
+    fit = nt.sparse.fit_linear(
+        key, x, y, inclusion_prob=0.25, slab_scale=1.0, noise_prior=(2.0, 2.0)
+    )
+    with pytest.raises(
+        ValueError, match=r"noise of this LinearFit has a prior.*with an estimated one"
+    ):
         nt.sparse_as_tempered_fit(key, fit, x, y)
 
 
@@ -801,5 +1056,10 @@ def test_the_bridge_refuses_a_noise_that_has_a_prior(key):
 def test_grids_of_alpha_refuse_relaxed_draws(key):
     """They fit all alphas side by side, with one temperature."""
     x, y = correlated_data()
-    with pytest.raises(ValueError, match=r"AutoSpikeAndSlab has a schedule of its own.*alpha by alpha by"):
-        nt.temper_path(key, linear, AutoSpikeAndSlab, x, y, alphas=[0.5, 1.0], num_steps=2)
+    with pytest.raises(
+        ValueError,
+        match=r"AutoSpikeAndSlab has a schedule of its own.*alpha by alpha by",
+    ):
+        nt.temper_path(
+            key, linear, AutoSpikeAndSlab, x, y, alphas=[0.5, 1.0], num_steps=2
+        )

@@ -95,8 +95,14 @@ def plain(model: Conjugate, subsample_size: int | None = None):
     def run(y=None):
         values = model.prior()
         with numpyro.plate("n", len(model.y), subsample_size=subsample_size):
-            x = () if model.x is None else (numpyro.subsample(jnp.asarray(model.x), event_dim=1),)
-            rows = None if y is None else numpyro.subsample(y, event_dim=model.y.ndim - 1)
+            x = (
+                ()
+                if model.x is None
+                else (numpyro.subsample(jnp.asarray(model.x), event_dim=1),)
+            )
+            rows = (
+                None if y is None else numpyro.subsample(y, event_dim=model.y.ndim - 1)
+            )
             numpyro.sample("y", model.likelihood(*values, *x), obs=rows)
 
     run.data = data(model)
@@ -146,8 +152,12 @@ SAMPLERS = {
     "HMC": Sampler(partial(HMC, trajectory_length=1.5), 4, 200, 800),
     "BarkerMH": Sampler(partial(BarkerMH, step_size=0.1), 4, 1000, 4000),
     "SA": Sampler(SA, 4, 5000, 20_000),
-    "DiscreteHMCGibbs": Sampler(lambda model: DiscreteHMCGibbs(NUTS(model)), 4, 200, 1500),
-    "MixedHMC": Sampler(lambda model: MixedHMC(HMC(model, trajectory_length=1.5)), 4, 200, 3000),
+    "DiscreteHMCGibbs": Sampler(
+        lambda model: DiscreteHMCGibbs(NUTS(model)), 4, 200, 1500
+    ),
+    "MixedHMC": Sampler(
+        lambda model: MixedHMC(HMC(model, trajectory_length=1.5)), 4, 200, 3000
+    ),
     # From draws of the prior: a walker that starts far away is slow to come home.
     "AIES": Sampler(partial(AIES, init_strategy=init_to_sample), 24, 300, 1000, True),
     "ESS": Sampler(partial(ESS, init_strategy=init_to_sample), 24, 200, 800, True),
@@ -165,10 +175,17 @@ def custom_and_nuts(model):
 
     def conditional(rng_key, gibbs_sites, hmc_sites):
         ((name, value),) = gibbs_sites.items()
-        logits = [log_density(model, (y,), {}, {**hmc_sites, name: jnp.array(k)})[0] for k in range(3)]
-        return {name: jax.random.categorical(rng_key, jnp.stack(logits)).astype(value.dtype)}
+        logits = [
+            log_density(model, (y,), {}, {**hmc_sites, name: jnp.array(k)})[0]
+            for k in range(3)
+        ]
+        return {
+            name: jax.random.categorical(rng_key, jnp.stack(logits)).astype(value.dtype)
+        }
 
-    return Gibbs([(CustomGibbs(conditional), discrete_latent_sites), (NUTS(model), None)])
+    return Gibbs(
+        [(CustomGibbs(conditional), discrete_latent_sites), (NUTS(model), None)]
+    )
 
 
 if Gibbs is not None:
@@ -197,7 +214,9 @@ def draw(sampler: Sampler, target, model: Conjugate, alphas, rng_key):
         def chain(key):
             state = kernel.init(key, sampler.num_warmup, None, args, {})
             step = lambda state, _: (kernel.sample(state, args, {}), state.z)  # noqa: E731
-            _, z = jax.lax.scan(step, state, length=sampler.num_warmup + sampler.num_samples)
+            _, z = jax.lax.scan(
+                step, state, length=sampler.num_warmup + sampler.num_samples
+            )
             return jax.tree.map(lambda leaf: leaf[sampler.num_warmup :], z)
 
         keys = jax.random.split(key, sampler.num_chains)
@@ -212,7 +231,9 @@ def over(alphas, run, rng_keys):
     # Compilation is most of the time.
     compile_ = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     if len(alphas) == 1:
-        return jax.tree.map(lambda x: x[None], compile_(partial(run, alphas[0]))(rng_keys[0]))
+        return jax.tree.map(
+            lambda x: x[None], compile_(partial(run, alphas[0]))(rng_keys[0])
+        )
     return compile_(jax.vmap(run))(jnp.asarray(alphas), rng_keys)
 
 
@@ -233,7 +254,9 @@ def errors(draws, wanted):
             variance = series.var(0) / effective_sample_size(series[None])
             if not np.all(variance > 0):
                 return np.inf, 0.0
-            worst = max(worst, np.max(np.abs(series.mean(0) - moment) / np.sqrt(variance)))
+            worst = max(
+                worst, np.max(np.abs(series.mean(0) - moment) / np.sqrt(variance))
+            )
             effective = min(effective, np.min(values.var((0, 1)) / variance))
     return worst, effective
 
@@ -246,7 +269,9 @@ def check_sampler(name: str, model_name: str, alphas, rng_key) -> list[Cell]:
     draws = draw(sampler, tempered, model, alphas, rng_key)
     cells = []
     for i, alpha in enumerate(alphas):
-        worst, effective = errors({k: v[i] for k, v in draws.items()}, model.moments(alpha))
+        worst, effective = errors(
+            {k: v[i] for k, v in draws.items()}, model.moments(alpha)
+        )
         right = worst < MAX_Z and effective > MIN_EFFECTIVE
         cells.append(Cell("exact" if right else "WRONG", worst, effective))
     return cells
@@ -255,8 +280,14 @@ def check_sampler(name: str, model_name: str, alphas, rng_key) -> list[Cell]:
 def check_chain(sampler: Sampler, model: Conjugate, alphas, rng_key) -> list[Cell]:
     """A short chain, step by step."""
     short = sampler._replace(num_chains=1, num_warmup=0, num_samples=200)
-    chains = [draw(short, target, model, alphas, rng_key) for target in (tempered, written_out)]
-    return [equal(*(jax.tree.map(lambda x, i=i: x[i], chain) for chain in chains)) for i in range(len(alphas))]
+    chains = [
+        draw(short, target, model, alphas, rng_key)
+        for target in (tempered, written_out)
+    ]
+    return [
+        equal(*(jax.tree.map(lambda x, i=i: x[i], chain) for chain in chains))
+        for i in range(len(alphas))
+    ]
 
 
 def difference(a, b) -> float:
@@ -268,7 +299,11 @@ def difference(a, b) -> float:
         u, v = np.asarray(u, np.float64), np.asarray(v, np.float64)
         if u.shape != v.shape or not (np.isfinite(u).all() and np.isfinite(v).all()):
             return np.inf
-        worst = max(worst, np.max(np.abs(u - v), initial=0.0) / max(1.0, np.max(np.abs(v), initial=0.0)))
+        worst = max(
+            worst,
+            np.max(np.abs(u - v), initial=0.0)
+            / max(1.0, np.max(np.abs(v), initial=0.0)),
+        )
     return worst
 
 
@@ -290,12 +325,23 @@ def guide_list(model):
     guide = AutoGuideList(model)
     guide.append(AutoNormal(handlers.block(seeded, hide=latents[1:] + deterministic)))
     if latents[1:]:
-        guide.append(AutoDiagonalNormal(handlers.block(seeded, hide=latents[:1] + deterministic), prefix="rest"))
+        guide.append(
+            AutoDiagonalNormal(
+                handlers.block(seeded, hide=latents[:1] + deterministic), prefix="rest"
+            )
+        )
     return guide
 
 
 def stein(model):
-    return SteinVI(model, AutoNormal(model), Adam(0.05), RBFKernel(), num_stein_particles=3, num_elbo_particles=2)
+    return SteinVI(
+        model,
+        AutoNormal(model),
+        Adam(0.05),
+        RBFKernel(),
+        num_stein_particles=3,
+        num_elbo_particles=2,
+    )
 
 
 def svi(make_guide, model):
@@ -312,7 +358,9 @@ GUIDES = {
     "AutoDAIS": partial(AutoDAIS, K=2),
     "AutoGuideList": guide_list,
 }
-VARIATIONAL = {f"SVI, {name}": partial(svi, make) for name, make in GUIDES.items()} | {"SteinVI": stein}
+VARIATIONAL = {f"SVI, {name}": partial(svi, make) for name, make in GUIDES.items()} | {
+    "SteinVI": stein
+}
 
 
 def fit(make, target, model: Conjugate, num_steps: int, alpha, rng_key):
@@ -321,11 +369,17 @@ def fit(make, target, model: Conjugate, num_steps: int, alpha, rng_key):
     init_key, draw_key = jax.random.split(rng_key)
     y = data(model)
     state = inference.init(init_key, y)
-    state, losses = jax.lax.scan(lambda state, _: inference.update(state, y), state, length=num_steps)
+    state, losses = jax.lax.scan(
+        lambda state, _: inference.update(state, y), state, length=num_steps
+    )
     params = inference.get_params(state)
     if isinstance(inference, SteinVI):
         return params, losses
-    return params, losses, inference.guide.sample_posterior(draw_key, params, y, sample_shape=(5,))
+    return (
+        params,
+        losses,
+        inference.guide.sample_posterior(draw_key, params, y, sample_shape=(5,)),
+    )
 
 
 def check_variational(name: str, model_name: str, alphas, rng_key) -> list[Cell]:
@@ -336,7 +390,10 @@ def check_variational(name: str, model_name: str, alphas, rng_key) -> list[Cell]
         over(alphas, partial(fit, VARIATIONAL[name], target, model, 60), keys)
         for target in (tempered, written_out)
     ]
-    return [equal(*(jax.tree.map(lambda x, i=i: x[i], f) for f in fits)) for i in range(len(alphas))]
+    return [
+        equal(*(jax.tree.map(lambda x, i=i: x[i], f) for f in fits))
+        for i in range(len(alphas))
+    ]
 
 
 # Diagnostics and predictions, with one concrete power after the other.
@@ -366,7 +423,12 @@ def check_log_likelihood(name: str, model_name: str, alphas, rng_key) -> list[Ce
     draws = prior_draws(model, rng_key)
     want = log_likelihood(plain(model), draws, data(model))
     return [
-        equal(log_likelihood(tempered(model, alpha), draws, data(model)), want, "untempered") for alpha in alphas
+        equal(
+            log_likelihood(tempered(model, alpha), draws, data(model)),
+            want,
+            "untempered",
+        )
+        for alpha in alphas
     ]
 
 
@@ -377,9 +439,14 @@ def check_psis(name: str, model_name: str, alphas, rng_key) -> list[Cell]:
     def run(target):
         inference = svi(partial(AutoNormal, init_scale=0.5), target)
         params = inference.get_params(inference.init(rng_key, data(model)))
-        return psis_diagnostic(rng_key, params, target, inference.guide, data(model), num_particles=400)
+        return psis_diagnostic(
+            rng_key, params, target, inference.guide, data(model), num_particles=400
+        )
 
-    return [equal(run(tempered(model, alpha)), run(written_out(model, alpha))) for alpha in alphas]
+    return [
+        equal(run(tempered(model, alpha)), run(written_out(model, alpha)))
+        for alpha in alphas
+    ]
 
 
 def vsbc(target, rng_key, **kwargs):
@@ -402,7 +469,11 @@ def check_vsbc(name: str, model_name: str, alphas, rng_key) -> list[Cell]:
     """Ranks against the model written out: NumPyro passes its data as the argument ``y``."""
     model = MODELS[model_name]
     return [
-        equal(vsbc(tempered(model, alpha), rng_key), vsbc(written_out(model, alpha), rng_key)) for alpha in alphas
+        equal(
+            vsbc(tempered(model, alpha), rng_key),
+            vsbc(written_out(model, alpha), rng_key),
+        )
+        for alpha in alphas
     ]
 
 
@@ -416,12 +487,20 @@ def check_vsbc_by_condition(name: str, model_name: str, alphas, rng_key) -> list
     model = plain(MODELS[model_name])
     return [
         raised(
-            lambda alpha=alpha: vsbc(nt.temper(model, alpha=alpha), rng_key, simulated_data_to_args=by_condition),
+            lambda alpha=alpha: vsbc(
+                nt.temper(model, alpha=alpha),
+                rng_key,
+                simulated_data_to_args=by_condition,
+            ),
             "outside of temper",
         )
         if alpha != 1.0
         else equal(
-            vsbc(nt.temper(model, alpha=alpha), rng_key, simulated_data_to_args=by_condition),
+            vsbc(
+                nt.temper(model, alpha=alpha),
+                rng_key,
+                simulated_data_to_args=by_condition,
+            ),
             vsbc(model, rng_key, simulated_data_to_args=by_condition),
             "untempered",
         )
@@ -434,7 +513,9 @@ def check_hmcecs(name: str, model_name: str, alphas, rng_key) -> list[Cell]:
     model = plain(MODELS[model_name], subsample_size=2)
 
     def run(target):
-        mcmc = MCMC(HMCECS(NUTS(target)), num_warmup=2, num_samples=5, progress_bar=False)
+        mcmc = MCMC(
+            HMCECS(NUTS(target)), num_warmup=2, num_samples=5, progress_bar=False
+        )
         mcmc.run(rng_key, data(MODELS[model_name]))
         return mcmc.get_samples()
 
@@ -482,7 +563,12 @@ def expected(name: str, model_name: str, alpha: float) -> str:
         return "raises" if alpha != 1.0 else "untempered"
     if name in ("Predictive", "log_likelihood"):
         return "untempered"
-    if name in ("DiscreteHMCGibbs", "MixedHMC", "Gibbs, DiscreteGibbs", "Gibbs, CustomGibbs"):
+    if name in (
+        "DiscreteHMCGibbs",
+        "MixedHMC",
+        "Gibbs, DiscreteGibbs",
+        "Gibbs, CustomGibbs",
+    ):
         return "exact" if model.discrete else "n/a"
     if name in SAMPLERS:
         return "equal" if by_chain(name, model) else "exact"
@@ -520,8 +606,12 @@ def check_refusal(name: str, model_name: str, alphas, rng_key) -> list[Cell]:
     cells = []
     for alpha in alphas:
         got = refusal(name, model_name, tempered(model, alpha), rng_key)
-        right = want is not None and got is not None and (got == want or "temper" in got[1])
-        cells.append(Cell("n/a" if right else "WRONG", note=f"{got}, undecorated {want}"))
+        right = (
+            want is not None and got is not None and (got == want or "temper" in got[1])
+        )
+        cells.append(
+            Cell("n/a" if right else "WRONG", note=f"{got}, undecorated {want}")
+        )
     return cells
 
 

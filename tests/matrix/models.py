@@ -115,7 +115,9 @@ def beta_bernoulli():
         lambda: (numpyro.sample("p", dist.Beta(a, b)),),
         lambda p: dist.Bernoulli(p),
         y,
-        lambda alpha: {"p": beta_moments(a + alpha * y.sum(), b + alpha * (1 - y).sum())},
+        lambda alpha: {
+            "p": beta_moments(a + alpha * y.sum(), b + alpha * (1 - y).sum())
+        },
         1,
     )
 
@@ -127,7 +129,9 @@ def dirichlet_categorical():
         lambda: (numpyro.sample("p", dist.Dirichlet(concentration)),),
         lambda p: dist.Categorical(p),
         y,
-        lambda alpha: {"p": dirichlet_moments(concentration + alpha * np.bincount(y, minlength=3))},
+        lambda alpha: {
+            "p": dirichlet_moments(concentration + alpha * np.bincount(y, minlength=3))
+        },
         2,
     )
 
@@ -187,7 +191,9 @@ LINEAR_PRIOR_MEAN = np.array([0.3, 0.0])
 def linear_update(alpha, noise_variance):
     """Posterior mean of the weights, and their precision where they have prior ``LINEAR_PRECISION``."""
     precision = np.diag(LINEAR_PRECISION) + alpha * X.T @ X / noise_variance
-    right = LINEAR_PRECISION * LINEAR_PRIOR_MEAN + alpha * X.T @ LINEAR_Y / noise_variance
+    right = (
+        LINEAR_PRECISION * LINEAR_PRIOR_MEAN + alpha * X.T @ LINEAR_Y / noise_variance
+    )
     return np.linalg.solve(precision, right), precision
 
 
@@ -195,13 +201,19 @@ def linear():
     sd = 0.8
 
     def prior():
-        return (numpyro.sample("w", dist.Normal(LINEAR_PRIOR_MEAN, LINEAR_PRECISION**-0.5).to_event(1)),)
+        return (
+            numpyro.sample(
+                "w", dist.Normal(LINEAR_PRIOR_MEAN, LINEAR_PRECISION**-0.5).to_event(1)
+            ),
+        )
 
     def moments(alpha):
         mean, precision = linear_update(alpha, sd**2)
         return {"w": by_variance(mean, np.diag(np.linalg.inv(precision)))}
 
-    return Conjugate(prior, lambda w, x: dist.Normal(x @ w, sd), LINEAR_Y, moments, 2, X)
+    return Conjugate(
+        prior, lambda w, x: dist.Normal(x @ w, sd), LINEAR_Y, moments, 2, X
+    )
 
 
 def linear_unknown_variance():
@@ -210,16 +222,34 @@ def linear_unknown_variance():
     def prior():
         s2 = numpyro.sample("s2", dist.InverseGamma(a0, b0))
         scale = jnp.sqrt(s2) * LINEAR_PRECISION**-0.5
-        return numpyro.sample("w", dist.Normal(LINEAR_PRIOR_MEAN, scale).to_event(1)), s2
+        return numpyro.sample(
+            "w", dist.Normal(LINEAR_PRIOR_MEAN, scale).to_event(1)
+        ), s2
 
     def moments(alpha):
         mean, precision = linear_update(alpha, 1.0)
-        squares = alpha * (LINEAR_Y**2).sum() + (LINEAR_PRECISION * LINEAR_PRIOR_MEAN**2).sum()
-        a, b = a0 + alpha * LINEAR_Y.size / 2, b0 + (squares - mean @ precision @ mean) / 2
+        squares = (
+            alpha * (LINEAR_Y**2).sum()
+            + (LINEAR_PRECISION * LINEAR_PRIOR_MEAN**2).sum()
+        )
+        a, b = (
+            a0 + alpha * LINEAR_Y.size / 2,
+            b0 + (squares - mean @ precision @ mean) / 2,
+        )
         s2 = inverse_gamma_moments(a, b)
-        return {"s2": s2, "w": by_variance(mean, np.diag(np.linalg.inv(precision)) * s2[0])}
+        return {
+            "s2": s2,
+            "w": by_variance(mean, np.diag(np.linalg.inv(precision)) * s2[0]),
+        }
 
-    return Conjugate(prior, lambda w, s2, x: dist.Normal(x @ w, jnp.sqrt(s2)), LINEAR_Y, moments, 3, X)
+    return Conjugate(
+        prior,
+        lambda w, s2, x: dist.Normal(x @ w, jnp.sqrt(s2)),
+        LINEAR_Y,
+        moments,
+        3,
+        X,
+    )
 
 
 # Normal-inverse-Wishart in two dimensions: S ~ InverseWishart(nu, Psi), mu ~ N(m, S / kappa), y ~ N(mu, S).
@@ -227,9 +257,9 @@ def linear_unknown_variance():
 
 def inverse_wishart_moments(nu, psi):
     p = len(psi)
-    variance = ((nu - p + 1) * psi**2 + (nu - p - 1) * np.outer(np.diag(psi), np.diag(psi))) / (
-        (nu - p) * (nu - p - 1) ** 2 * (nu - p - 3)
-    )
+    variance = (
+        (nu - p + 1) * psi**2 + (nu - p - 1) * np.outer(np.diag(psi), np.diag(psi))
+    ) / ((nu - p) * (nu - p - 1) ** 2 * (nu - p - 3))
     return by_variance(psi / (nu - p - 1), variance)
 
 
@@ -240,19 +270,36 @@ def normal_inverse_wishart():
 
     def prior():
         # The site is the Cholesky factor: a nearly singular matrix has none in floating point.
-        tril = numpyro.sample("s_tril", dist.InverseWishartCholesky(nu0, scale_matrix=psi0))
+        tril = numpyro.sample(
+            "s_tril", dist.InverseWishartCholesky(nu0, scale_matrix=psi0)
+        )
         numpyro.deterministic("covariance", tril @ jnp.swapaxes(tril, -1, -2))
-        return numpyro.sample("mu", dist.MultivariateNormal(m0, scale_tril=tril / kappa0**0.5)), tril
+        return numpyro.sample(
+            "mu", dist.MultivariateNormal(m0, scale_tril=tril / kappa0**0.5)
+        ), tril
 
     def moments(alpha):
         n = alpha * len(y)
         mean = y.mean(0)
         kappa, nu = kappa0 + n, nu0 + n
-        psi = psi0 + alpha * (y - mean).T @ (y - mean) + kappa0 * n / kappa * np.outer(mean - m0, mean - m0)
+        psi = (
+            psi0
+            + alpha * (y - mean).T @ (y - mean)
+            + kappa0 * n / kappa * np.outer(mean - m0, mean - m0)
+        )
         s = inverse_wishart_moments(nu, psi)
-        return {"covariance": s, "mu": by_variance((kappa0 * m0 + n * mean) / kappa, np.diag(s[0]) / kappa)}
+        return {
+            "covariance": s,
+            "mu": by_variance((kappa0 * m0 + n * mean) / kappa, np.diag(s[0]) / kappa),
+        }
 
-    return Conjugate(prior, lambda mu, tril: dist.MultivariateNormal(mu, scale_tril=tril), y, moments, 5)
+    return Conjugate(
+        prior,
+        lambda mu, tril: dist.MultivariateNormal(mu, scale_tril=tril),
+        y,
+        moments,
+        5,
+    )
 
 
 # A positive scale, by quadrature over the scale itself: no Jacobian anywhere.
@@ -263,13 +310,21 @@ def half_normal_scale():
 
     def moments(alpha):
         def density(s, k):
-            return s ** (k - alpha * y.size) * np.exp(-(s**2) / 2 - alpha * (y**2).sum() / (2 * s**2))
+            return s ** (k - alpha * y.size) * np.exp(
+                -(s**2) / 2 - alpha * (y**2).sum() / (2 * s**2)
+            )
 
-        mass, first, second = (integrate.quad(density, 0.0, 12.0, args=(k,))[0] for k in range(3))
+        mass, first, second = (
+            integrate.quad(density, 0.0, 12.0, args=(k,))[0] for k in range(3)
+        )
         return {"s": (first / mass, second / mass)}
 
     return Conjugate(
-        lambda: (numpyro.sample("s", dist.HalfNormal(1.0)),), lambda s: dist.Normal(0.0, s), y, moments, 1
+        lambda: (numpyro.sample("s", dist.HalfNormal(1.0)),),
+        lambda s: dist.Normal(0.0, s),
+        y,
+        moments,
+        1,
     )
 
 
@@ -294,13 +349,26 @@ def which_shift():
         return k, numpyro.sample("theta", dist.Normal(0.0, 1.0))
 
     def moments(alpha):
-        evidence = [tempered_normal_log_evidence(y - shift, alpha, 0.0, 1.0, 1.0) for shift in shifts]
-        posteriors = [tempered_normal_posterior(y - shift, alpha, 0.0, 1.0, 1.0) for shift in shifts]
-        k, theta = mix(np.log(probs) + evidence, [by_variance(m, sd**2) for m, sd in posteriors])
+        evidence = [
+            tempered_normal_log_evidence(y - shift, alpha, 0.0, 1.0, 1.0)
+            for shift in shifts
+        ]
+        posteriors = [
+            tempered_normal_posterior(y - shift, alpha, 0.0, 1.0, 1.0)
+            for shift in shifts
+        ]
+        k, theta = mix(
+            np.log(probs) + evidence, [by_variance(m, sd**2) for m, sd in posteriors]
+        )
         return {"k": k, "theta": theta}
 
     return Conjugate(
-        prior, lambda k, theta: dist.Normal(theta + jnp.array(shifts)[k], 1.0), y, moments, 1, discrete="k"
+        prior,
+        lambda k, theta: dist.Normal(theta + jnp.array(shifts)[k], 1.0),
+        y,
+        moments,
+        1,
+        discrete="k",
     )
 
 
@@ -320,7 +388,14 @@ def how_many_sources():
         k, rate = mix(log_weights, [gamma_moments(shape, rate) for rate in rates])
         return {"k": k, "rate": rate}
 
-    return Conjugate(prior, lambda k, rate: dist.Poisson((k + 1.0) * rate), y, moments, 1, discrete="k")
+    return Conjugate(
+        prior,
+        lambda k, rate: dist.Poisson((k + 1.0) * rate),
+        y,
+        moments,
+        1,
+        discrete="k",
+    )
 
 
 MODELS = {

@@ -46,7 +46,10 @@ DIAGONAL = [
     ("vsbc_diagnostic, by condition", "normal", 0.5),
     ("HMCECS", "linear", 0.5),
     *(
-        (("Gibbs, DiscreteGibbs", "which_shift", 0.1), ("Gibbs, CustomGibbs", "how_many_sources", 0.5))
+        (
+            ("Gibbs, DiscreteGibbs", "which_shift", 0.1),
+            ("Gibbs, CustomGibbs", "how_many_sources", 0.5),
+        )
         if Gibbs is not None
         else ()
     ),
@@ -70,7 +73,11 @@ def test_the_diagonal_meets_every_algorithm_model_and_power():
 
 
 # One of each verdict that is quick to compile; "exact" and "equal" are left to the full tier.
-UNIT = {("log_likelihood", "normal", 0.1), ("HMCECS", "linear", 0.5), ("MixedHMC", "normal", 0.5)}
+UNIT = {
+    ("log_likelihood", "normal", 0.1),
+    ("HMCECS", "linear", 0.5),
+    ("MixedHMC", "normal", 0.5),
+}
 
 
 def tier(i, cell):
@@ -80,7 +87,9 @@ def tier(i, cell):
     return pytest.param(*cell, marks=pytest.mark.slow if i % 4 else pytest.mark.full)
 
 
-@pytest.mark.parametrize(("name", "model_name", "alpha"), [tier(*item) for item in enumerate(DIAGONAL)])
+@pytest.mark.parametrize(
+    ("name", "model_name", "alpha"), [tier(*item) for item in enumerate(DIAGONAL)]
+)
 def test_diagonal(name, model_name, alpha, old_key):
     (cell,) = check(name, model_name, (alpha,), old_key)
     assert cell.verdict == expected(name, model_name, alpha), cell
@@ -90,7 +99,9 @@ def test_diagonal(name, model_name, alpha, old_key):
 @pytest.mark.parametrize("model_name", MODELS)
 @pytest.mark.parametrize("name", CHECKS)
 def test_matrix(name, model_name, old_key):
-    for alpha, cell in zip(ALPHAS, check(name, model_name, ALPHAS, old_key), strict=True):
+    for alpha, cell in zip(
+        ALPHAS, check(name, model_name, ALPHAS, old_key), strict=True
+    ):
         assert cell.verdict == expected(name, model_name, alpha), (alpha, cell)
 
 
@@ -107,19 +118,29 @@ class _tempers_jacobians(handlers.scale):
 
 def _wider(fn, alpha):
     """Tempers in the distribution itself, whose log-probability is then another."""
-    return plain(MODELS["normal"]._replace(likelihood=lambda mu: dist.Normal(mu, 1.5 / alpha**0.5)))
+    return plain(
+        MODELS["normal"]._replace(
+            likelihood=lambda mu: dist.Normal(mu, 1.5 / alpha**0.5)
+        )
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "model_name", "wrong"),
     [
-        pytest.param("HMC", "half_normal_scale", _tempers_jacobians, marks=pytest.mark.full),
-        pytest.param("SVI, AutoNormal", "normal", lambda fn, alpha: fn, marks=pytest.mark.full),
+        pytest.param(
+            "HMC", "half_normal_scale", _tempers_jacobians, marks=pytest.mark.full
+        ),
+        pytest.param(
+            "SVI, AutoNormal", "normal", lambda fn, alpha: fn, marks=pytest.mark.full
+        ),
         ("log_likelihood", "normal", _wider),
     ],
 )
 def test_the_checks_can_fail(name, model_name, wrong, old_key, monkeypatch):
-    monkeypatch.setattr(algorithms, "tempered", lambda model, alpha: wrong(plain(model), alpha))
+    monkeypatch.setattr(
+        algorithms, "tempered", lambda model, alpha: wrong(plain(model), alpha)
+    )
     (cell,) = check(name, model_name, (0.1,), old_key)
     assert cell.verdict == "WRONG"
 
@@ -137,9 +158,21 @@ def test_vsbc_that_leaves_its_data_to_condition_is_untempered(old_key):
 # The closed forms, once more by quadrature over one parameter.
 
 ONE_PARAMETER = {
-    "normal": (stats.norm(0.5, 2.0), lambda mu, y: stats.norm.logpdf(y, mu, 1.5), (-12.0, 12.0)),
-    "beta_bernoulli": (stats.beta(2.0, 3.0), lambda p, y: stats.bernoulli.logpmf(y, p), (0.0, 1.0)),
-    "gamma_poisson": (stats.gamma(3.0), lambda rate, y: stats.poisson.logpmf(y, rate), (0.0, 40.0)),
+    "normal": (
+        stats.norm(0.5, 2.0),
+        lambda mu, y: stats.norm.logpdf(y, mu, 1.5),
+        (-12.0, 12.0),
+    ),
+    "beta_bernoulli": (
+        stats.beta(2.0, 3.0),
+        lambda p, y: stats.bernoulli.logpmf(y, p),
+        (0.0, 1.0),
+    ),
+    "gamma_poisson": (
+        stats.gamma(3.0),
+        lambda rate, y: stats.poisson.logpmf(y, rate),
+        (0.0, 40.0),
+    ),
     "gamma_exponential": (
         stats.gamma(4.0, scale=0.5),
         lambda rate, y: stats.expon.logpdf(y, scale=1 / rate),
@@ -147,7 +180,12 @@ ONE_PARAMETER = {
     ),
     "beta_negative_binomial": (
         stats.beta(3.0, 4.0),
-        lambda p, y: special.gammaln(y + 2.5) - special.gammaln(y + 1) + y * np.log(p) + 2.5 * np.log1p(-p),
+        lambda p, y: (
+            special.gammaln(y + 2.5)
+            - special.gammaln(y + 1)
+            + y * np.log(p)
+            + 2.5 * np.log1p(-p)
+        ),
         (0.0, 1.0),
     ),
 }
@@ -155,7 +193,10 @@ ONE_PARAMETER = {
 
 @pytest.mark.parametrize(
     ("model_name", "alpha"),
-    tiered(itertools.product(ONE_PARAMETER, ALPHAS), unit=zip(ONE_PARAMETER, itertools.cycle(ALPHAS))),
+    tiered(
+        itertools.product(ONE_PARAMETER, ALPHAS),
+        unit=zip(ONE_PARAMETER, itertools.cycle(ALPHAS)),
+    ),
 )
 def test_closed_forms_by_quadrature(model_name, alpha):
     model = MODELS[model_name]
@@ -165,10 +206,23 @@ def test_closed_forms_by_quadrature(model_name, alpha):
     top = alpha * log_prob(first, model.y).sum()
 
     def density(theta, power):
-        return theta**power * prior.pdf(theta) * np.exp(alpha * log_prob(theta, model.y).sum() - top)
+        return (
+            theta**power
+            * prior.pdf(theta)
+            * np.exp(alpha * log_prob(theta, model.y).sum() - top)
+        )
 
     mass, *moments = (
-        integrate.quad(density, low, high, args=(k,), points=[first], epsabs=0.0, epsrel=1e-12, limit=200)[0]
+        integrate.quad(
+            density,
+            low,
+            high,
+            args=(k,),
+            points=[first],
+            epsabs=0.0,
+            epsrel=1e-12,
+            limit=200,
+        )[0]
         for k in range(3)
     )
     np.testing.assert_allclose(np.array(moments) / mass, [first, second], rtol=1e-9)

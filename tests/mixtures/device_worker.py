@@ -16,7 +16,9 @@ def data():
     import numpy as np
 
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.normal(size=(600, 2)), 0.5 * rng.normal(size=(360, 2)) + [3.0, 2.0]])
+    x = np.concatenate(
+        [rng.normal(size=(600, 2)), 0.5 * rng.normal(size=(360, 2)) + [3.0, 2.0]]
+    )
     return rng.permutation(x) + 5.0
 
 
@@ -57,8 +59,17 @@ def grown(rows):
 
     component = nt.components.known_variance(2, prior_scale=10.0)
     options = {"num_restarts": 1, "num_samples": 4, "tolerance": 1e-5}
-    parent = nt.mixtures.fit(jax.random.key(0), rows, component, num_components=1, **options)
-    return nt.mixtures.fit(jax.random.key(0), rows, component, num_components=2, warm_start=parent, **options)
+    parent = nt.mixtures.fit(
+        jax.random.key(0), rows, component, num_components=1, **options
+    )
+    return nt.mixtures.fit(
+        jax.random.key(0),
+        rows,
+        component,
+        num_components=2,
+        warm_start=parent,
+        **options,
+    )
 
 
 def collectives(rows):
@@ -78,7 +89,9 @@ def collectives(rows):
     one = jnp.asarray(1.0)
     problem = MixtureProblem(prepared.prior, jnp.ones(2), one, one)
     beginning = Beginning(2, nt.mixtures.starts.kmeans_plus_plus(), 2)
-    problem, factors = source.begin(jax.random.key(0), TEMPERED_CAVI, problem, beginning)
+    problem, factors = source.begin(
+        jax.random.key(0), TEMPERED_CAVI, problem, beginning
+    )
     state = begin(factors, 10)
     lowered = compiled_ascent.lower(
         state,
@@ -120,12 +133,21 @@ def on_forced_devices(fewer):
         print(json.dumps({n: summary(fitted(over_devices(n)[1])) for n in fewer}))
         return
     mesh, rows = over_devices(MOST)
-    results = {MOST: summary(fitted(rows)), "grown": summary(grown(rows)), "collectives": collectives(rows)}
+    results = {
+        MOST: summary(fitted(rows)),
+        "grown": summary(grown(rows)),
+        "collectives": collectives(rows),
+    }
     # A row more than the devices divide.
     rows, weight = shard_rows(data()[:953], mesh)
     results["rows"], results["weight"] = rows.shape[0], float(weight.sum())
     result = em(
-        jax.random.key(0), rows, known_variance(2), num_components=2, sample_weight=weight, num_restarts=1
+        jax.random.key(0),
+        rows,
+        known_variance(2),
+        num_components=2,
+        sample_weight=weight,
+        num_restarts=1,
     )
     results["em"] = result.log_likelihood
     print(json.dumps(results))
@@ -142,7 +164,8 @@ def as_one_of_two(port, process):
     half = len(x) // 2
     mesh = jax.make_mesh((2,), ("rows",))
     rows = jax.make_array_from_process_local_data(
-        NamedSharding(mesh, PartitionSpec("rows")), x[half * process : half * (process + 1)]
+        NamedSharding(mesh, PartitionSpec("rows")),
+        x[half * process : half * (process + 1)],
     )
     assert not rows.is_fully_addressable
     print(json.dumps(summary(fitted(rows)) | {"grown": summary(grown(rows))}))

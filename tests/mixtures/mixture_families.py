@@ -48,12 +48,22 @@ def counts(raw):
 
 
 def codes(raw):
-    return np.stack([raw[:, 0] > 0, np.floor(np.abs(raw[:, 1])) % 3], axis=1).astype(float)
+    return np.stack([raw[:, 0] > 0, np.floor(np.abs(raw[:, 1])) % 3], axis=1).astype(
+        float
+    )
 
 
 def complete_mixed(raw):
     """Columns of every family whose columns may be missing, in an order that is not theirs."""
-    parts = [raw, raw + 1, raw[::-1], raw[:, :1] > 0.5, counts(raw)[:, 1:], np.exp(0.5 * raw[:, :1]), codes(raw)]
+    parts = [
+        raw,
+        raw + 1,
+        raw[::-1],
+        raw[:, :1] > 0.5,
+        counts(raw)[:, 1:],
+        np.exp(0.5 * raw[:, :1]),
+        codes(raw),
+    ]
     return np.concatenate(parts, axis=1).astype(float)[:, ::-1]
 
 
@@ -75,8 +85,12 @@ def with_holes(x, empty=7):
 def make_mixed():
     parts = {
         "a": known_variance(2, prior_loc=0.5, prior_scale=2.0, scale=0.75),
-        "b": diagonal_gaussian(2, loc=0.5, mean_precision=0.25, concentration=1.5, rate=0.75),
-        "c": spherical_gaussian(2, loc=0.5, mean_precision=0.25, concentration=1.5, rate=0.75),
+        "b": diagonal_gaussian(
+            2, loc=0.5, mean_precision=0.25, concentration=1.5, rate=0.75
+        ),
+        "c": spherical_gaussian(
+            2, loc=0.5, mean_precision=0.25, concentration=1.5, rate=0.75
+        ),
         "d": bernoulli(1, ones=0.5, zeros=2.0),
         # A name that begins with another part's.
         "a_b": poisson(1, concentration=1.5, rate=0.25),
@@ -168,7 +182,10 @@ FAMILIES = {
         oracle.Categorical((2, 3), 0.75),
         codes,
         True,
-        ([[1, 2], [2, 0]], r"row 1, column 0 of the data is 2; expected a code .* levels \(2, 3\)"),
+        (
+            [[1, 2], [2, 0]],
+            r"row 1, column 0 of the data is 2; expected a code .* levels \(2, 3\)",
+        ),
     ),
     "multinomial": Family(
         lambda: multinomial(D, concentration=0.75),
@@ -199,10 +216,20 @@ SMALL_PRODUCT = Family(
         },
         {"a": [2, 0], "a_b": [1]},
     ),
-    oracle.Product([(oracle.KnownVariance(0.5, 2.0, 0.75), [2, 0]), (oracle.Categorical((3,), 0.75), [1])]),
-    lambda raw: with_holes(np.stack([raw[:, 1], codes(raw)[:, 1], raw[:, 0]], axis=1), empty=[]),
+    oracle.Product(
+        [
+            (oracle.KnownVariance(0.5, 2.0, 0.75), [2, 0]),
+            (oracle.Categorical((3,), 0.75), [1]),
+        ]
+    ),
+    lambda raw: with_holes(
+        np.stack([raw[:, 1], codes(raw)[:, 1], raw[:, 0]], axis=1), empty=[]
+    ),
     True,
-    ([[0.0, 3.0, 0.0]], "part 'a_b', whose columns are .*row 0, column 0 of the data is 3"),
+    (
+        [[0.0, 3.0, 0.0]],
+        "part 'a_b', whose columns are .*row 0, column 0 of the data is 3",
+    ),
 )
 ALL = FAMILIES | {"small_product": SMALL_PRODUCT}
 
@@ -216,4 +243,8 @@ def component_of(name):
 def some_data(name, seed=0, n=N):
     """Two groups."""
     rng = np.random.default_rng(seed)
-    return ALL[name].data(np.clip(rng.normal(size=(n, D)) + np.where(rng.random((n, 1)) < 0.5, -2, 2), -5, 5))
+    return ALL[name].data(
+        np.clip(
+            rng.normal(size=(n, D)) + np.where(rng.random((n, 1)) < 0.5, -2, 2), -5, 5
+        )
+    )

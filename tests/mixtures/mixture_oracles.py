@@ -27,7 +27,13 @@ def density_kl(q, p):
     inside = [*q.ppf([1e-9, 1e-6, 1e-3, 0.01, 0.5]), *q.isf([0.01, 1e-3, 1e-6, 1e-9])]
     edges = np.array([low, *inside, high])
     pieces = [
-        quad(lambda t: np.exp(q.logpdf(t)) * (q.logpdf(t) - p.logpdf(t)), a, b, epsabs=1e-13, epsrel=1e-12)[0]
+        quad(
+            lambda t: np.exp(q.logpdf(t)) * (q.logpdf(t) - p.logpdf(t)),
+            a,
+            b,
+            epsabs=1e-13,
+            epsrel=1e-12,
+        )[0]
         for a, b in pairwise(edges)
     ]
     return sum(pieces)
@@ -49,7 +55,11 @@ class Columns:
         return every
 
     def expected(self, q, row):
-        return sum(self.column_expected(qc, xc) for qc, xc in zip(q, row, strict=True) if not np.isnan(xc))
+        return sum(
+            self.column_expected(qc, xc)
+            for qc, xc in zip(q, row, strict=True)
+            if not np.isnan(xc)
+        )
 
     def kl(self, q):
         return sum(self.column_kl(qc) for qc in q)
@@ -61,7 +71,11 @@ class Columns:
         return sum(self.column_log_prior(theta, qc) for qc in q)
 
     def predictive(self, q, row):
-        return sum(self.column_predictive(qc, xc) for qc, xc in zip(q, row, strict=True) if not np.isnan(xc))
+        return sum(
+            self.column_predictive(qc, xc)
+            for qc, xc in zip(q, row, strict=True)
+            if not np.isnan(xc)
+        )
 
     def prior(self, dim):
         return self.posterior(np.zeros((0, dim)), np.zeros(0))
@@ -73,11 +87,15 @@ class KnownVariance(Columns):
 
     def column_posterior(self, x, w):
         precision = 1 / self.v0**2 + w.sum() / self.noise**2
-        return (self.m0 / self.v0**2 + (w * x).sum() / self.noise**2) / precision, precision**-0.5
+        return (
+            self.m0 / self.v0**2 + (w * x).sum() / self.noise**2
+        ) / precision, precision**-0.5
 
     def column_expected(self, q, x):
         m, s = q
-        return -0.5 * (np.log(2 * np.pi * self.noise**2) + ((x - m) ** 2 + s**2) / self.noise**2)
+        return -0.5 * (
+            np.log(2 * np.pi * self.noise**2) + ((x - m) ** 2 + s**2) / self.noise**2
+        )
 
     def column_kl(self, q):
         return normal_kl(q[0], q[1] ** 2, self.m0, self.v0**2)
@@ -109,14 +127,25 @@ class NormalInverseGamma(Columns):
 
     def column_expected(self, q, x):
         m, kappa, a, b = q
-        return 0.5 * (digamma(a) - np.log(b) - np.log(2 * np.pi) - a / b * (x - m) ** 2 - 1 / kappa)
+        return 0.5 * (
+            digamma(a)
+            - np.log(b)
+            - np.log(2 * np.pi)
+            - a / b * (x - m) ** 2
+            - 1 / kappa
+        )
 
     def column_kl(self, q):
         m, kappa, a, b = q
-        of_precision = density_kl(stats.gamma(a, scale=1 / b), stats.gamma(self.a0, scale=1 / self.b0))
+        of_precision = density_kl(
+            stats.gamma(a, scale=1 / b), stats.gamma(self.a0, scale=1 / self.b0)
+        )
         # Linear in the precision, whose mean is a/b.
         of_mean = 0.5 * (
-            np.log(kappa / self.kappa0) + self.kappa0 / kappa - 1 + self.kappa0 * (m - self.m0) ** 2 * a / b
+            np.log(kappa / self.kappa0)
+            + self.kappa0 / kappa
+            - 1
+            + self.kappa0 * (m - self.m0) ** 2 * a / b
         )
         return of_precision + of_mean
 
@@ -129,9 +158,9 @@ class NormalInverseGamma(Columns):
     def column_log_prior(self, theta, q):
         m, kappa, a, b = q
         mean, precision = theta
-        return stats.norm.logpdf(mean, m, (kappa * precision) ** -0.5) + stats.gamma.logpdf(
-            precision, a, scale=1 / b
-        )
+        return stats.norm.logpdf(
+            mean, m, (kappa * precision) ** -0.5
+        ) + stats.gamma.logpdf(precision, a, scale=1 / b)
 
     def column_predictive(self, q, x):
         m, kappa, a, b = q
@@ -148,17 +177,33 @@ class Spherical:
         columns = NormalInverseGamma(self.m0, self.kappa0, 0.0, 0.0).posterior(x, w)
         a = self.a0 + sum(q[2] for q in columns)
         b = self.b0 + sum(q[3] for q in columns)
-        return np.array([q[0] for q in columns]), np.array([q[1] for q in columns]), a, b
+        return (
+            np.array([q[0] for q in columns]),
+            np.array([q[1] for q in columns]),
+            a,
+            b,
+        )
 
     def expected(self, q, row):
         m, kappa, a, b = q
         each = NormalInverseGamma(self.m0, self.kappa0, self.a0, self.b0)
-        return sum(each.column_expected((m[c], kappa[c], a, b), x) for c, x in enumerate(row) if not np.isnan(x))
+        return sum(
+            each.column_expected((m[c], kappa[c], a, b), x)
+            for c, x in enumerate(row)
+            if not np.isnan(x)
+        )
 
     def kl(self, q):
         m, kappa, a, b = q
-        of_precision = density_kl(stats.gamma(a, scale=1 / b), stats.gamma(self.a0, scale=1 / self.b0))
-        terms = np.log(kappa / self.kappa0) + self.kappa0 / kappa - 1 + self.kappa0 * (m - self.m0) ** 2 * a / b
+        of_precision = density_kl(
+            stats.gamma(a, scale=1 / b), stats.gamma(self.a0, scale=1 / self.b0)
+        )
+        terms = (
+            np.log(kappa / self.kappa0)
+            + self.kappa0 / kappa
+            - 1
+            + self.kappa0 * (m - self.m0) ** 2 * a / b
+        )
         return of_precision + 0.5 * terms.sum()
 
     def some_parameters(self):
@@ -195,7 +240,12 @@ class NormalInverseWishart:
     """mean | precision ~ N(m0, (kappa0 precision)^-1), precision ~ Wishart(nu0, Psi0^-1)."""
 
     def __init__(self, m0, kappa0, nu0, psi0):
-        self.m0, self.kappa0, self.nu0, self.psi0 = np.asarray(m0), kappa0, nu0, np.asarray(psi0)
+        self.m0, self.kappa0, self.nu0, self.psi0 = (
+            np.asarray(m0),
+            kappa0,
+            nu0,
+            np.asarray(psi0),
+        )
 
     def posterior(self, x, w):
         kappa = self.kappa0 + w.sum()
@@ -208,14 +258,21 @@ class NormalInverseWishart:
     def expected(self, q, row):
         m, kappa, nu, psi = q
         d = len(m)
-        terms = sum(digamma((nu - i) / 2) for i in range(d)) + d * np.log(2) - np.linalg.slogdet(psi)[1]
+        terms = (
+            sum(digamma((nu - i) / 2) for i in range(d))
+            + d * np.log(2)
+            - np.linalg.slogdet(psi)[1]
+        )
         distance = nu * (row - m) @ np.linalg.solve(psi, row - m)
         return 0.5 * (terms - d * np.log(2 * np.pi) - distance - d / kappa)
 
     def mean_kl(self, q):
         m, kappa, nu, psi = q
         distance = nu * (m - self.m0) @ np.linalg.solve(psi, m - self.m0)
-        return 0.5 * (len(m) * (np.log(kappa / self.kappa0) + self.kappa0 / kappa - 1) + self.kappa0 * distance)
+        return 0.5 * (
+            len(m) * (np.log(kappa / self.kappa0) + self.kappa0 / kappa - 1)
+            + self.kappa0 * distance
+        )
 
     def precision_kl(self, q):
         nu, psi = q[2:]
@@ -223,8 +280,14 @@ class NormalInverseWishart:
         prior = wishart((None, None, self.nu0, self.psi0))
         # E log prior differs from log prior at a point by what is linear in precision and its log determinant.
         point, mean = np.eye(d), nu * np.linalg.inv(psi)
-        log_det = sum(digamma((nu - i) / 2) for i in range(d)) + d * np.log(2) - np.linalg.slogdet(psi)[1]
-        linear = 0.5 * (self.nu0 - d - 1) * log_det - 0.5 * np.trace(self.psi0 @ (mean - point))
+        log_det = (
+            sum(digamma((nu - i) / 2) for i in range(d))
+            + d * np.log(2)
+            - np.linalg.slogdet(psi)[1]
+        )
+        linear = 0.5 * (self.nu0 - d - 1) * log_det - 0.5 * np.trace(
+            self.psi0 @ (mean - point)
+        )
         return -wishart(q).entropy() - prior.logpdf(point) - linear
 
     def kl(self, q):
@@ -239,17 +302,27 @@ class NormalInverseWishart:
     def log_density(self, theta, row):
         o = ~np.isnan(row)
         covariance = np.linalg.inv(theta[1])[np.ix_(o, o)]
-        return stats.multivariate_normal.logpdf(row[o], theta[0][o], covariance) if o.any() else 0.0
+        return (
+            stats.multivariate_normal.logpdf(row[o], theta[0][o], covariance)
+            if o.any()
+            else 0.0
+        )
 
     def log_prior(self, theta, q):
-        of_mean = stats.multivariate_normal.logpdf(theta[0], q[0], np.linalg.inv(q[1] * theta[1]))
+        of_mean = stats.multivariate_normal.logpdf(
+            theta[0], q[0], np.linalg.inv(q[1] * theta[1])
+        )
         return of_mean + wishart(q).logpdf(theta[1])
 
     def predictive(self, q, row):
         m, kappa, nu, psi = q
         freedom, o = nu - len(m) + 1, ~np.isnan(row)
         shape = (psi * (1 + 1 / kappa) / freedom)[np.ix_(o, o)]
-        return stats.multivariate_t.logpdf(row[o], m[o], shape, df=freedom) if o.any() else 0.0
+        return (
+            stats.multivariate_t.logpdf(row[o], m[o], shape, df=freedom)
+            if o.any()
+            else 0.0
+        )
 
     def prior(self, dim):
         return self.posterior(np.zeros((0, dim)), np.zeros(0))
@@ -293,7 +366,9 @@ class Poisson(Columns):
         return x * (digamma(a) - np.log(b)) - a / b - gammaln(x + 1)
 
     def column_kl(self, q):
-        return density_kl(stats.gamma(q[0], scale=1 / q[1]), stats.gamma(self.a0, scale=1 / self.b0))
+        return density_kl(
+            stats.gamma(q[0], scale=1 / q[1]), stats.gamma(self.a0, scale=1 / self.b0)
+        )
 
     def some_parameters(self):
         return [0.7, 2.5]
@@ -327,7 +402,9 @@ def dirichlet_kl(a, a0):
     """From scipy's entropy and density."""
     point = np.full(len(a), 1 / len(a))
     expected_log = digamma(a) - digamma(a.sum())
-    expected_log_prior = stats.dirichlet(a0).logpdf(point) + (a0 - 1) @ (expected_log - np.log(point))
+    expected_log_prior = stats.dirichlet(a0).logpdf(point) + (a0 - 1) @ (
+        expected_log - np.log(point)
+    )
     return -stats.dirichlet(a).entropy() - expected_log_prior
 
 
@@ -344,7 +421,11 @@ class Categorical:
         ]
 
     def expected(self, q, row):
-        return sum(digamma(a[int(x)]) - digamma(a.sum()) for a, x in zip(q, row, strict=True) if not np.isnan(x))
+        return sum(
+            digamma(a[int(x)]) - digamma(a.sum())
+            for a, x in zip(q, row, strict=True)
+            if not np.isnan(x)
+        )
 
     def kl(self, q):
         return sum(dirichlet_kl(a, np.full(len(a), self.a0)) for a in q if len(a) > 1)
@@ -354,13 +435,25 @@ class Categorical:
         return [rising, [np.full(s, 1 / s) for s in self.levels]]
 
     def log_density(self, theta, row):
-        return sum(np.log(p[int(x)]) for p, x in zip(theta, row, strict=True) if not np.isnan(x))
+        return sum(
+            np.log(p[int(x)])
+            for p, x in zip(theta, row, strict=True)
+            if not np.isnan(x)
+        )
 
     def log_prior(self, theta, q):
-        return sum(stats.dirichlet.logpdf(p, a) for p, a in zip(theta, q, strict=True) if len(a) > 1)
+        return sum(
+            stats.dirichlet.logpdf(p, a)
+            for p, a in zip(theta, q, strict=True)
+            if len(a) > 1
+        )
 
     def predictive(self, q, row):
-        return sum(np.log(a[int(x)] / a.sum()) for a, x in zip(q, row, strict=True) if not np.isnan(x))
+        return sum(
+            np.log(a[int(x)] / a.sum())
+            for a, x in zip(q, row, strict=True)
+            if not np.isnan(x)
+        )
 
     def prior(self, dim):
         return self.posterior(np.zeros((0, dim)), np.zeros(0))
@@ -430,22 +523,38 @@ class Product:
         return [family.posterior(x[:, where], w) for family, where in self.parts]
 
     def expected(self, q, row):
-        return sum(family.expected(part, row[where]) for part, (family, where) in zip(q, self.parts, strict=True))
+        return sum(
+            family.expected(part, row[where])
+            for part, (family, where) in zip(q, self.parts, strict=True)
+        )
 
     def kl(self, q):
-        return sum(family.kl(part) for part, (family, _) in zip(q, self.parts, strict=True))
+        return sum(
+            family.kl(part) for part, (family, _) in zip(q, self.parts, strict=True)
+        )
 
     def some_parameters(self):
-        return list(zip(*(family.some_parameters() for family, _ in self.parts), strict=True))
+        return list(
+            zip(*(family.some_parameters() for family, _ in self.parts), strict=True)
+        )
 
     def log_density(self, theta, row):
-        return sum(f.log_density(t, row[where]) for t, (f, where) in zip(theta, self.parts, strict=True))
+        return sum(
+            f.log_density(t, row[where])
+            for t, (f, where) in zip(theta, self.parts, strict=True)
+        )
 
     def log_prior(self, theta, q):
-        return sum(f.log_prior(t, part) for t, part, (f, _) in zip(theta, q, self.parts, strict=True))
+        return sum(
+            f.log_prior(t, part)
+            for t, part, (f, _) in zip(theta, q, self.parts, strict=True)
+        )
 
     def predictive(self, q, row):
-        return sum(f.predictive(part, row[where]) for part, (f, where) in zip(q, self.parts, strict=True))
+        return sum(
+            f.predictive(part, row[where])
+            for part, (f, where) in zip(q, self.parts, strict=True)
+        )
 
     def prior(self, dim):
         return [family.prior(len(where)) for family, where in self.parts]
@@ -473,7 +582,11 @@ def objective(family, x, weight, omega, alpha, concentration):
                 expected_log_weight = digamma(a[j]) - digamma(a.sum())
                 log_joint = expected_log_weight + family.expected(q, row)
                 total += weight[i] * omega[i, j] * (log_joint - np.log(omega[i, j]))
-    components = family.total_kl(qs) if hasattr(family, "joint") else sum(family.kl(q) for q in qs)
+    components = (
+        family.total_kl(qs)
+        if hasattr(family, "joint")
+        else sum(family.kl(q) for q in qs)
+    )
     return alpha * total - dirichlet_kl(a, concentration) - components
 
 
@@ -483,7 +596,10 @@ def best_responsibilities(family, x, weight, omega, alpha, concentration):
     qs = posteriors(family, x, w)
     a = concentration + w.sum(axis=0)
     log_joint = np.array(
-        [[digamma(aj) + family.expected(q, row) for aj, q in zip(a, qs, strict=True)] for row in x]
+        [
+            [digamma(aj) + family.expected(q, row) for aj, q in zip(a, qs, strict=True)]
+            for row in x
+        ]
     )
     values = np.exp(log_joint - log_joint.max(axis=1, keepdims=True))
     return values / values.sum(axis=1, keepdims=True)
@@ -493,7 +609,11 @@ def log_evidences(family, x, w):
     """The log of ∫ Π_i q_theta(x_i)^w_i dprior, as likelihood × prior / posterior at several parameters."""
     q, prior = family.posterior(x, w), family.prior(x.shape[1])
     return [
-        sum(wi * family.log_density(theta, row) for wi, row in zip(w, x, strict=True) if wi > 0)
+        sum(
+            wi * family.log_density(theta, row)
+            for wi, row in zip(w, x, strict=True)
+            if wi > 0
+        )
         + family.log_prior(theta, prior)
         - family.log_prior(theta, q)
         for theta in family.some_parameters()

@@ -7,7 +7,10 @@ import numpyro_tempered as nt
 
 KEY = jax.random.key(0)
 NOISES = {"narrow": 0.5, "unit": 1.0, "wide": 2.0}
-FAMILIES = {name: nt.components.known_variance(1, prior_scale=5.0, scale=noise) for name, noise in NOISES.items()}
+FAMILIES = {
+    name: nt.components.known_variance(1, prior_scale=5.0, scale=noise)
+    for name, noise in NOISES.items()
+}
 OPTIONS = {"num_restarts": 4, "num_samples": 40, "baselines": False}
 
 
@@ -24,6 +27,12 @@ def select(x, component, **options):
 
 def same_fits(ours, theirs):
     """Two fits are the same to the last bit."""
-    assert (ours.bound, ours.objective, ours.kl) == (theirs.bound, theirs.objective, theirs.kl)
-    for a, b in zip(jax.tree.leaves(ours.factors), jax.tree.leaves(theirs.factors), strict=True):
+    assert (ours.bound, ours.objective, ours.kl) == (
+        theirs.bound,
+        theirs.objective,
+        theirs.kl,
+    )
+    for a, b in zip(
+        jax.tree.leaves(ours.factors), jax.tree.leaves(theirs.factors), strict=True
+    ):
         np.testing.assert_array_equal(a, b)

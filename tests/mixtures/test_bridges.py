@@ -26,7 +26,14 @@ from numpyro_tempered.mixtures.evidence import evaluate
 from numpyro_tempered.mixtures.factors import MixtureProblem, Outcome, update
 from numpyro_tempered.mixtures.prepare import Settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.sweep import Coefficients, accumulate, base_sum, in_blocks, log_joint, make_blocks
+from numpyro_tempered.mixtures.sweep import (
+    Coefficients,
+    accumulate,
+    base_sum,
+    in_blocks,
+    log_joint,
+    make_blocks,
+)
 
 pytestmark = pytest.mark.full
 
@@ -96,24 +103,41 @@ def trace_of(model, *args, key=1):
 
 
 def latents(trace):
-    return {k: v["value"] for k, v in trace.items() if v["type"] == "sample" and not v["is_observed"]}
+    return {
+        k: v["value"]
+        for k, v in trace.items()
+        if v["type"] == "sample" and not v["is_observed"]
+    }
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES]
+    "name",
+    [
+        n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.slow)
+        for n in FAMILIES
+    ],
 )
 def test_bound_of_model_and_guide_is_e1(name, x64):
     (fit, source), x = fit_and_source(name), data_of(name)
-    outcome = Outcome(fit.factors, History(fit.trace, fit.objectives, 1, 0.0, True, fit.num_iter))
+    outcome = Outcome(
+        fit.factors, History(fit.trace, fit.objectives, 1, 0.0, True, fit.num_iter)
+    )
     settings = Settings(fit.alpha, fit.problem.concentration)
-    bound = evaluate(jax.random.key(0), source, fit.problem, settings, outcome, 400).bound
-    model, guide = nt.temper(nt.mixtures.numpyro_model(fit), alpha=fit.alpha), nt.mixtures.numpyro_guide(fit)
+    bound = evaluate(
+        jax.random.key(0), source, fit.problem, settings, outcome, 400
+    ).bound
+    model, guide = (
+        nt.temper(nt.mixtures.numpyro_model(fit), alpha=fit.alpha),
+        nt.mixtures.numpyro_guide(fit),
+    )
     draws = 2000
 
     def elbo(key):
         return -Trace_ELBO().loss(key, {}, model, guide, x, WEIGHT)
 
-    values = np.asarray(jax.jit(jax.vmap(elbo))(jax.random.split(jax.random.key(1), draws)))
+    values = np.asarray(
+        jax.jit(jax.vmap(elbo))(jax.random.split(jax.random.key(1), draws))
+    )
     se = np.hypot(values.std(ddof=1) / np.sqrt(draws), bound.se)
     assert abs(values.mean() - bound.value) < 5 * se
 
@@ -123,47 +147,74 @@ def test_likelihood_at_a_draw_is_that_of_the_engine(name, x64):
     fit, x = fit_of(name), data_of(name)
     guide = handlers.seed(nt.mixtures.numpyro_guide(fit), 1)
     trace = trace_of(
-        nt.temper(handlers.replay(nt.mixtures.numpyro_model(fit), handlers.trace(guide).get_trace()), ALPHA),
+        nt.temper(
+            handlers.replay(
+                nt.mixtures.numpyro_model(fit), handlers.trace(guide).get_trace()
+            ),
+            ALPHA,
+        ),
         x,
         WEIGHT,
     )
     site = trace["x"]
     # The parameters from the same values of the sites, through the family's linear form.
-    replayed = handlers.seed(handlers.replay(lambda: fit.component.draw(numpyro.sample, fit.posterior), trace), 0)
+    replayed = handlers.seed(
+        handlers.replay(
+            lambda: fit.component.draw(numpyro.sample, fit.posterior), trace
+        ),
+        0,
+    )
     parameters = replayed()
-    mixture = Coefficients(jnp.log(trace["weights"]["value"]), *fit.component.coefficients_at(parameters))
+    mixture = Coefficients(
+        jnp.log(trace["weights"]["value"]), *fit.component.coefficients_at(parameters)
+    )
     rows = jnp.asarray(fit.component.check(x))
     expected = fit.component.log_base(rows.T) + jax.nn.logsumexp(
         log_joint(fit.component, mixture, rows.T), axis=0
     )
     np.testing.assert_allclose(
-        site["fn"].log_prob(site["value"]), np.where(WEIGHT > 0, expected, 0.0), rtol=1e-9, atol=1e-9
+        site["fn"].log_prob(site["value"]),
+        np.where(WEIGHT > 0, expected, 0.0),
+        rtol=1e-9,
+        atol=1e-9,
     )
-    np.testing.assert_allclose(site["scale"], ALPHA * np.where(WEIGHT > 0, WEIGHT, 1.0), rtol=1e-12)
+    np.testing.assert_allclose(
+        site["scale"], ALPHA * np.where(WEIGHT > 0, WEIGHT, 1.0), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_adjustable_guide_starts_at_the_fit(name, x64):
     fit = fit_of(name)
     spreads = dict.fromkeys(trace_of(nt.mixtures.numpyro_guide(fit)), 1.0)
-    plain, adjustable = trace_of(nt.mixtures.numpyro_guide(fit)), trace_of(adjustable_guide(fit, spreads))
+    plain, adjustable = (
+        trace_of(nt.mixtures.numpyro_guide(fit)),
+        trace_of(adjustable_guide(fit, spreads)),
+    )
     sites = latents(plain)
     assert set(latents(adjustable)) == set(sites)
     for site, value in sites.items():
         np.testing.assert_allclose(adjustable[site]["value"], value, rtol=1e-9)
         np.testing.assert_allclose(
-            adjustable[site]["fn"].log_prob(value), plain[site]["fn"].log_prob(value), rtol=1e-9
+            adjustable[site]["fn"].log_prob(value),
+            plain[site]["fn"].log_prob(value),
+            rtol=1e-9,
         )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_model_and_guide_have_the_same_sites_in_the_same_order_and_plates(name, x64):
     fit, x = fit_of(name), data_of(name)
-    model, guide = trace_of(nt.mixtures.numpyro_model(fit), x), trace_of(nt.mixtures.numpyro_guide(fit))
+    model, guide = (
+        trace_of(nt.mixtures.numpyro_model(fit), x),
+        trace_of(nt.mixtures.numpyro_guide(fit)),
+    )
     assert list(latents(model)) == list(latents(guide))
     for site in latents(guide):
         assert model[site]["value"].shape == guide[site]["value"].shape
-        here, there = ([f.name for f in t[site]["cond_indep_stack"]] for t in (model, guide))
+        here, there = (
+            [f.name for f in t[site]["cond_indep_stack"]] for t in (model, guide)
+        )
         shared = site == "weights" or (name == "tied_gaussian" and site == "precision")
         assert here == there == ([] if shared else ["components"])
     assert model["x"]["fn"].batch_shape == (N,)
@@ -174,15 +225,25 @@ def log_dirichlet(p, a):
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
-@pytest.mark.parametrize("name", ["known_variance", "diagonal_gaussian", "gaussian", "poisson", "multinomial"])
+@pytest.mark.parametrize(
+    "name",
+    ["known_variance", "diagonal_gaussian", "gaussian", "poisson", "multinomial"],
+)
 def test_log_density_of_the_model_is_that_of_the_formulas(name, alpha, x64):
     component, oracle, x = component_of(name), FAMILIES[name].oracle, data_of(name)
-    model = nt.temper(nt.mixtures.numpyro_model(component, 2, concentration=[0.75, 1.5]), alpha)
+    model = nt.temper(
+        nt.mixtures.numpyro_model(component, 2, concentration=[0.75, 1.5]), alpha
+    )
     first, second = oracle.some_parameters()
     p = np.array([0.3, 0.7])
     values = {"weights": p} | _as_sites(name, [first, second])
     likelihood = [
-        logsumexp([np.log(p[j]) + oracle.log_density(theta, row) for j, theta in enumerate((first, second))])
+        logsumexp(
+            [
+                np.log(p[j]) + oracle.log_density(theta, row)
+                for j, theta in enumerate((first, second))
+            ]
+        )
         for row in x
     ]
     q = oracle.prior(2)
@@ -197,7 +258,10 @@ def _as_sites(name, thetas):
     if name == "multinomial":
         return {"probs": np.array(thetas)}
     if name == "gaussian":
-        return {"loc": np.array([t[0] for t in thetas]), "precision": np.array([t[1] for t in thetas])}
+        return {
+            "loc": np.array([t[0] for t in thetas]),
+            "precision": np.array([t[1] for t in thetas]),
+        }
     both = np.repeat(np.array(thetas)[:, None], 2, axis=1)
     if name == "diagonal_gaussian":
         return {"loc": both[..., 0], "precision": both[..., 1]}
@@ -212,7 +276,9 @@ def test_traced_data_have_the_density_of_concrete_ones(x64):
     def density(rows, weight):
         return log_density(model, (rows, weight), {}, values)[0]
 
-    np.testing.assert_allclose(jax.jit(density)(x, WEIGHT), density(x, WEIGHT), rtol=1e-12)
+    np.testing.assert_allclose(
+        jax.jit(density)(x, WEIGHT), density(x, WEIGHT), rtol=1e-12
+    )
 
 
 def test_a_model_draws_complete_data_of_its_components(x64):
@@ -227,24 +293,39 @@ def test_a_model_draws_complete_data_of_its_components(x64):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: nt.mixtures.numpyro_model(fit_of("poisson"), 2), ValueError, "a fit has its own number"),
         (
-            lambda: trace_of(nt.mixtures.numpyro_model(nt.components.multinomial(2), 2), [[0.0, np.nan]]),
+            lambda: nt.mixtures.numpyro_model(fit_of("poisson"), 2),
+            ValueError,
+            "a fit has its own number",
+        ),
+        (
+            lambda: trace_of(
+                nt.mixtures.numpyro_model(nt.components.multinomial(2), 2),
+                [[0.0, np.nan]],
+            ),
             ValueError,
             "does not marginalise",
         ),
         (
-            lambda: trace_of(nt.mixtures.numpyro_model(gaussian(2), 2), np.zeros((3, 2)), [1.0, -1.0, 1.0]),
+            lambda: trace_of(
+                nt.mixtures.numpyro_model(gaussian(2), 2),
+                np.zeros((3, 2)),
+                [1.0, -1.0, 1.0],
+            ),
             ValueError,
             "not negative",
         ),
         (
-            lambda: trace_of(nt.mixtures.numpyro_model(gaussian(2), 2), np.zeros((3, 2)), [1.0, 1.0]),
+            lambda: trace_of(
+                nt.mixtures.numpyro_model(gaussian(2), 2), np.zeros((3, 2)), [1.0, 1.0]
+            ),
             ValueError,
             r"shape \(2,\); expected \(3,\)",
         ),
         (
-            lambda: nt.mixtures.as_tempered_fit(jax.random.key(0), fit_of("poisson"), [[1, 1]]),
+            lambda: nt.mixtures.as_tempered_fit(
+                jax.random.key(0), fit_of("poisson"), [[1, 1]]
+            ),
             ValueError,
             "has no E1",
         ),
@@ -257,7 +338,9 @@ def test_errors_name_what_is_wrong(call, error, message):
 
 def overlapping(separation):
     rng = np.random.default_rng(1)
-    return np.concatenate([rng.normal(size=20), rng.normal(size=20) + separation])[:, None].astype(np.float32)
+    return np.concatenate([rng.normal(size=20), rng.normal(size=20) + separation])[
+        :, None
+    ].astype(np.float32)
 
 
 def fit_and_polish(separation, num_components):
@@ -271,7 +354,13 @@ def fit_and_polish(separation, num_components):
         num_restarts=2,
         num_samples=1000,
     )
-    return x, fit, nt.mixtures.polish(jax.random.key(1), fit, x, num_steps=300, num_samples=10_000)
+    return (
+        x,
+        fit,
+        nt.mixtures.polish(
+            jax.random.key(1), fit, x, num_steps=300, num_samples=10_000
+        ),
+    )
 
 
 @functools.lru_cache
@@ -284,7 +373,9 @@ def test_polish_raises_e1_where_components_overlap():
     se = np.hypot(fit.bound.se, polished.elbo.se)
     assert polished.elbo.value > fit.bound.value + 5 * se
     # The part in two: what the polish reports is what its guide has.
-    assert polished.elbo.value == pytest.approx(0.5 * polished.elbo.expected_log_lik - polished.elbo.kl, abs=1e-3)
+    assert polished.elbo.value == pytest.approx(
+        0.5 * polished.elbo.expected_log_lik - polished.elbo.kl, abs=1e-3
+    )
     assert polished.alpha == 0.5
 
 
@@ -302,7 +393,9 @@ def test_a_mixture_is_compared_with_other_fits():
     x, fit, polished = polished_overlap()
     plain = nt.mixtures.as_tempered_fit(jax.random.key(2), fit, x)
     assert plain.elbo.value == fit.bound.value
-    assert 0.5 * plain.elbo.expected_log_lik - plain.elbo.kl == pytest.approx(plain.elbo.value, abs=1e-4)
+    assert 0.5 * plain.elbo.expected_log_lik - plain.elbo.kl == pytest.approx(
+        plain.elbo.value, abs=1e-4
+    )
     data = nt.compare({"cavi": plain, "polished": polished}, num_samples=50)
     table = nt.table(data)
     assert table.index[0] == "polished"
@@ -317,7 +410,10 @@ def test_polish_refuses_a_factor_that_it_cannot_move(x64):
         return {"loc": loc, "scale": q.noise}
 
     def draw_uniform(sample, q):
-        return {"loc": sample("loc", numpyro.distributions.Uniform(q.loc - 1, q.loc + 1)), "scale": q.noise}
+        return {
+            "loc": sample("loc", numpyro.distributions.Uniform(q.loc - 1, q.loc + 1)),
+            "scale": q.noise,
+        }
 
     spreads = {"weights": 1.0, "loc": 1.0}
     able = fit._replace(component=fit.component._replace(draw=draw))

@@ -9,7 +9,15 @@ import mixture_oracles as oracle
 import numpy as np
 import pytest
 from conftest import enable_x64, tiered
-from mixture_families import ALL, FAMILIES, K, N, complete_mixed, component_of, some_data
+from mixture_families import (
+    ALL,
+    FAMILIES,
+    K,
+    N,
+    complete_mixed,
+    component_of,
+    some_data,
+)
 from scipy import stats
 from scipy.special import digamma, gammaln
 
@@ -19,7 +27,11 @@ from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.base import broadcast_prior, move_parameters
 from numpyro_tempered.mixtures.components.bernoulli import bernoulli
 from numpyro_tempered.mixtures.components.categorical import categorical
-from numpyro_tempered.mixtures.components.checking import _draw_with_ratio, _missing_identities, check_component
+from numpyro_tempered.mixtures.components.checking import (
+    _draw_with_ratio,
+    _missing_identities,
+    check_component,
+)
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.exponential import exponential
 from numpyro_tempered.mixtures.components.gaussian import gaussian
@@ -35,10 +47,20 @@ NAMES = tuple(FAMILIES)
 # All functions of known variances agree with each other (``test_a_wrong_function_is_named``). The product of all
 # takes as long to compile as they.
 PREDICTED = tiered(ALL, unit=["bernoulli", "gaussian", "multinomial", "small_product"])
-EXPECTED = tiered(ALL, unit=[name for name in ALL if name not in ("known_variance", "product", "small_product")])
+EXPECTED = tiered(
+    ALL,
+    unit=[
+        name
+        for name in ALL
+        if name not in ("known_variance", "product", "small_product")
+    ],
+)
 # Compiled in seconds each; the product of all families of independent columns in half a minute.
 QUICK = ("known_variance", "gaussian", "tied_gaussian", "exponential")
-CHECKED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+CHECKED = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in NAMES
+]
 
 
 class Given(NamedTuple):
@@ -100,7 +122,9 @@ def values_of(component, prior, rows, counts, sums, q):
 def values_at(name):
     given = posterior_of(name)
     with enable_x64():
-        return jax.tree.map(np.asarray, values_of(*given[:3], given.counts, given.sums, given.posterior))
+        return jax.tree.map(
+            np.asarray, values_of(*given[:3], given.counts, given.sums, given.posterior)
+        )
 
 
 @pytest.mark.full
@@ -157,11 +181,19 @@ def marked_component():
         coefficients=coefficients,
         coefficients_at=coefficients_at,
         kl=lambda q, p: factor(q, "kl") * c.kl(q.inner, p.inner),
-        log_evidence=lambda p, n, s: factor(p, "log_evidence") * c.log_evidence(p.inner, n, s),
-        log_predictive=lambda q, x: factor(q, "log_predictive") * c.log_predictive(q.inner, x),
-        draw=lambda sample, q: c.draw(sample, q.inner) | {"factor": factor(q, "coefficients_at")},
+        log_evidence=lambda p, n, s: (
+            factor(p, "log_evidence") * c.log_evidence(p.inner, n, s)
+        ),
+        log_predictive=lambda q, x: (
+            factor(q, "log_predictive") * c.log_predictive(q.inner, x)
+        ),
+        draw=lambda sample, q: (
+            c.draw(sample, q.inner) | {"factor": factor(q, "coefficients_at")}
+        ),
         location=c.location._replace(
-            of=lambda q: jax.lax.stop_gradient(factor(q, "location")) * c.location.of(q.inner)
+            of=lambda q: (
+                jax.lax.stop_gradient(factor(q, "location")) * c.location.of(q.inner)
+            )
         ),
         with_missing=None,
     )
@@ -184,9 +216,15 @@ def test_a_wrong_function_is_named(name, key):
 def test_a_wrong_function_of_a_location_is_named(name, key):
     component = component_of("known_variance")
     right = getattr(component.location, name)
-    wrong = component.location._replace(**{name: lambda *arguments: 1.01 * right(*arguments)})
-    with pytest.raises(ValueError, match=f"known_variance: location.{name} and statistics"):
-        check_component(key, component._replace(location=wrong), some_data("known_variance"))
+    wrong = component.location._replace(
+        **{name: lambda *arguments: 1.01 * right(*arguments)}
+    )
+    with pytest.raises(
+        ValueError, match=f"known_variance: location.{name} and statistics"
+    ):
+        check_component(
+            key, component._replace(location=wrong), some_data("known_variance")
+        )
 
 
 @pytest.mark.full
@@ -194,14 +232,21 @@ def test_a_wrong_log_base_is_named(key):
     component = component_of("known_variance")
     wrong = component._replace(log_base=lambda x: component.log_base(x) + 0.1)
     with pytest.raises(
-        ValueError, match=r"known_variance: distribution and coefficients_at.*with statistics and"
+        ValueError,
+        match=r"known_variance: distribution and coefficients_at.*with statistics and",
     ):
         check_component(key, wrong, some_data("known_variance"))
 
 
 def test_parameters_move_with_the_data_and_the_others_stay():
-    parameters = {"loc": np.ones((5, 2, 3), np.float32), "precision": np.full((5, 2, 3), 2.0, np.float32)}
-    prior, shift = diagonal_gaussian(3).prior, np.array([[1e3, -2.0, 0.0], [5.0, 0.25, 1.0]])
+    parameters = {
+        "loc": np.ones((5, 2, 3), np.float32),
+        "precision": np.full((5, 2, 3), 2.0, np.float32),
+    }
+    prior, shift = (
+        diagonal_gaussian(3).prior,
+        np.array([[1e3, -2.0, 0.0], [5.0, 0.25, 1.0]]),
+    )
     component = diagonal_gaussian(3)._replace(prior=None)
     moved = move_parameters(component, prior, parameters, shift)
     np.testing.assert_allclose(moved["loc"], np.broadcast_to(1.0 + shift, (5, 2, 3)))
@@ -220,13 +265,19 @@ def test_a_form_for_missing_entries_is_held_to_its_component(wrong, x64):
         "statistics": lambda x: form.statistics(jnp.where(jnp.isnan(x), 2.0, x)),
     }
     if wrong:
-        component = component._replace(with_missing=lambda: form._replace(**{wrong: functions[wrong]}))
+        component = component._replace(
+            with_missing=lambda: form._replace(**{wrong: functions[wrong]})
+        )
     prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), component.prior)
-    pairs = _missing_identities(component._replace(prior=None), prior, jnp.array([[0.0, 3.0, 1.0]]))
+    pairs = _missing_identities(
+        component._replace(prior=None), prior, jnp.array([[0.0, 3.0, 1.0]])
+    )
     differ = [
         names
         for names, both in pairs.items()
-        if not all(map(functools.partial(np.allclose, rtol=1e-9), *map(jax.tree.leaves, both)))
+        if not all(
+            map(functools.partial(np.allclose, rtol=1e-9), *map(jax.tree.leaves, both))
+        )
     ]
     assert differ == (["with_missing on a row of NaN and 0"] if wrong else [])
 
@@ -234,7 +285,10 @@ def test_a_form_for_missing_entries_is_held_to_its_component(wrong, x64):
 @pytest.mark.parametrize("name", PREDICTED)
 def test_the_predictive_density_is_that_of_scipy(name, x64):
     given = posterior_of(name)
-    expected = [[ALL[name].oracle.predictive(qj, row) for row in given.x] for qj in given.expected]
+    expected = [
+        [ALL[name].oracle.predictive(qj, row) for row in given.x]
+        for qj in given.expected
+    ]
     found = jax.jit(given.component.log_predictive)(given.posterior, given.x.T)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
 
@@ -247,9 +301,16 @@ def test_expectations_and_divergences_are_those_of_the_formulas(name):
     found = constant[:, None] + weights @ given.statistics + values.log_base
     # Nothing is expected of a row without entries.
     np.testing.assert_allclose(
-        np.where(np.isnan(given.x).all(axis=1), 0.0, found), expected, rtol=1e-9, atol=1e-11
+        np.where(np.isnan(given.x).all(axis=1), 0.0, found),
+        expected,
+        rtol=1e-9,
+        atol=1e-11,
     )
-    total = family.total_kl(given.expected) if hasattr(family, "joint") else sum(map(family.kl, given.expected))
+    total = (
+        family.total_kl(given.expected)
+        if hasattr(family, "joint")
+        else sum(map(family.kl, given.expected))
+    )
     np.testing.assert_allclose(kl, total, rtol=1e-9)
     inside = given.counts @ constant + np.sum(given.sums * weights)
     np.testing.assert_allclose(values.log_evidence, inside - kl, rtol=1e-9)
@@ -263,11 +324,15 @@ def test_predictive_masses_of_discrete_rows_sum_to_one(x64):
         ("poisson", [[i, np.nan] for i in range(300)], 1e-9),
     ):
         given = posterior_of(name)
-        density = np.asarray(given.component.log_predictive(given.posterior, np.array(rows, float).T))
+        density = np.asarray(
+            given.component.log_predictive(given.posterior, np.array(rows, float).T)
+        )
         np.testing.assert_allclose(np.exp(density).sum(axis=1), 1, rtol=rtol)
 
 
-@pytest.mark.parametrize("name", tiered(["gaussian", "spherical_gaussian", "exponential"], unit=["gaussian"]))
+@pytest.mark.parametrize(
+    "name", tiered(["gaussian", "spherical_gaussian", "exponential"], unit=["gaussian"])
+)
 def test_predictive_densities_integrate_to_one(name, x64):
     """By the sinh-stretched trapezoid, which reaches into the tails of Student's t."""
     given = posterior_of(name)
@@ -277,7 +342,12 @@ def test_predictive_densities_integrate_to_one(name, x64):
         nodes, slopes = np.exp(4 * t), 4 * np.exp(4 * t)
     grid = np.stack(np.meshgrid(nodes, nodes)).reshape(2, -1)
     weights = np.outer(slopes, slopes).ravel() * (t[1] - t[0]) ** 2
-    total = np.exp(np.asarray(jax.jit(given.component.log_predictive)(given.posterior, grid))) @ weights
+    total = (
+        np.exp(
+            np.asarray(jax.jit(given.component.log_predictive)(given.posterior, grid))
+        )
+        @ weights
+    )
     np.testing.assert_allclose(total, 1.0, rtol=1e-6)
 
 
@@ -288,7 +358,9 @@ def test_kl_is_the_mean_log_ratio_of_draws(name, key, x64):
     component, prior, q = given.component, given.prior, given.posterior
     priors = broadcast_prior(prior, K)
     keys = jax.random.split(key, 20_000)
-    ratios = jax.jit(jax.vmap(lambda k: _draw_with_ratio(k, component, q, priors)[1]))(keys)
+    ratios = jax.jit(jax.vmap(lambda k: _draw_with_ratio(k, component, q, priors)[1]))(
+        keys
+    )
     se = float(ratios.std()) / np.sqrt(len(keys))
     assert abs(float(ratios.mean()) - float(component.kl(q, prior))) < 5 * se
 
@@ -297,7 +369,9 @@ def test_kl_is_the_mean_log_ratio_of_draws(name, key, x64):
 def test_a_posterior_has_the_components_first(name):
     """So that components are picked and put in order by their index."""
     values = values_at(name)
-    assert all(leaf.shape[0] == K for leaf in jax.tree.leaves(posterior_of(name).posterior))
+    assert all(
+        leaf.shape[0] == K for leaf in jax.tree.leaves(posterior_of(name).posterior)
+    )
     for plain, swapped in values.coefficients:
         np.testing.assert_allclose(swapped, plain[::-1], rtol=1e-12)
     np.testing.assert_allclose(values.kl[1], values.kl[0], rtol=1e-12)
@@ -328,7 +402,9 @@ def test_the_maximum_likelihood_has_the_largest_likelihood(name, x64):
     component, prior, statistics = given.component, given.prior, given.statistics
     w = np.random.default_rng(1).dirichlet(np.ones(K), size=N)
     counts, sums = w.sum(axis=0), w.T @ statistics.T
-    best = jax.tree.map(np.asarray, jax.jit(component.maximum_likelihood)(prior, counts, sums))
+    best = jax.tree.map(
+        np.asarray, jax.jit(component.maximum_likelihood)(prior, counts, sums)
+    )
     others = [
         best | {parameter: values * step}
         for parameter, values in best.items()
@@ -343,7 +419,9 @@ def test_the_maximum_likelihood_has_the_largest_likelihood(name, x64):
             others.append({"probs": np.broadcast_to(theta, best["probs"].shape)})
     every = jax.tree.map(lambda *leaves: np.stack(leaves), best, *others)
     if name == "known_variance":
-        np.testing.assert_array_equal(best["scale"], np.broadcast_to(prior.noise, best["scale"].shape))
+        np.testing.assert_array_equal(
+            best["scale"], np.broadcast_to(prior.noise, best["scale"].shape)
+        )
     top, *below = np.asarray(log_likelihoods(component, every, counts, sums))
     assert len(below) >= 2
     assert max(below) < top
@@ -361,7 +439,9 @@ def test_the_maximum_likelihood_has_the_largest_likelihood(name, x64):
 def test_the_maximum_likelihood_of_no_counts_prefers_none(name, expected):
     component = component_of(name)
     sums = np.zeros((1, len(component.statistics(some_data(name).T))), np.float32)
-    values = component.maximum_likelihood(broadcast_prior(component.prior, 1), np.zeros(1, np.float32), sums)
+    values = component.maximum_likelihood(
+        broadcast_prior(component.prior, 1), np.zeros(1, np.float32), sums
+    )
     np.testing.assert_allclose(np.asarray(*values.values()), expected, rtol=1e-6)
 
 
@@ -394,7 +474,11 @@ def test_data_of_another_kind_are_refused_by_row_and_column(name):
 
 # Of text there are no arrays on the device.
 @pytest.mark.parametrize(
-    "name", tiered([name for name in NAMES if name != "known_variance"], unit=["diagonal_gaussian", "poisson"])
+    "name",
+    tiered(
+        [name for name in NAMES if name != "known_variance"],
+        unit=["diagonal_gaussian", "poisson"],
+    ),
 )
 def test_data_on_the_device_are_refused_as_well(name):
     bad, message = FAMILIES[name].bad
@@ -403,41 +487,102 @@ def test_data_on_the_device_are_refused_as_well(name):
 
 
 @pytest.mark.parametrize(
-    "name", tiered(NAMES, unit=["gaussian", "poisson", "categorical", "multinomial", "product"])
+    "name",
+    tiered(
+        NAMES, unit=["gaussian", "poisson", "categorical", "multinomial", "product"]
+    ),
 )
 def test_coordinates_are_finite_without_a_spread_and_without_entries(name):
     x, coordinates = some_data(name), jax.jit(component_of(name).coordinates)
-    for rows in (x, np.repeat(x[:1], N, axis=0), np.full_like(x, np.nan) if FAMILIES[name].missing else x):
+    for rows in (
+        x,
+        np.repeat(x[:1], N, axis=0),
+        np.full_like(x, np.nan) if FAMILIES[name].missing else x,
+    ):
         points = np.asarray(coordinates(np.asarray(rows, np.float32)))
         assert points.shape[0] == N
         assert np.isfinite(points).all()
 
 
 REFUSED = [
-    (lambda: diagonal_gaussian(2, mean_precision=0.0), "mean_precision must be positive and finite, got 0.0"),
+    (
+        lambda: diagonal_gaussian(2, mean_precision=0.0),
+        "mean_precision must be positive and finite, got 0.0",
+    ),
     (lambda: diagonal_gaussian(2, loc=np.nan), "loc must be finite"),
-    (lambda: diagonal_gaussian(2, loc=[0.0, 1.0, 2.0]), r"loc has shape \(3,\); expected \(\) or \(2,\)"),
-    (lambda: diagonal_gaussian(2, rate=1.0, variance=1.0), "give rate or variance, not both"),
-    (lambda: diagonal_gaussian(0), "number of columns must be an integer of at least 1, got 0"),
-    (lambda: spherical_gaussian(2, rate=[1.0, 2.0]), r"rate must be one number, got shape \(2,\)"),
-    (lambda: spherical_gaussian(2, variance=-1.0), r"variance must be positive.*and finite, got"),
+    (
+        lambda: diagonal_gaussian(2, loc=[0.0, 1.0, 2.0]),
+        r"loc has shape \(3,\); expected \(\) or \(2,\)",
+    ),
+    (
+        lambda: diagonal_gaussian(2, rate=1.0, variance=1.0),
+        "give rate or variance, not both",
+    ),
+    (
+        lambda: diagonal_gaussian(0),
+        "number of columns must be an integer of at least 1, got 0",
+    ),
+    (
+        lambda: spherical_gaussian(2, rate=[1.0, 2.0]),
+        r"rate must be one number, got shape \(2,\)",
+    ),
+    (
+        lambda: spherical_gaussian(2, variance=-1.0),
+        r"variance must be positive.*and finite, got",
+    ),
     (lambda: gaussian(2, df=1.0), r"df must be in \(1, inf\), got 1.0"),
-    (lambda: gaussian(2, scale=[[1.0, 2.0], [2.0, 1.0]]), "scale must be symmetric and positive definite"),
+    (
+        lambda: gaussian(2, scale=[[1.0, 2.0], [2.0, 1.0]]),
+        "scale must be symmetric and positive definite",
+    ),
     (lambda: gaussian(2, scale=1.0, variance=1.0), "give scale or variance, not both"),
-    (lambda: tied_gaussian(2, scale=np.eye(3)), r"scale has shape \(3, 3\); expected \(2, 2\)"),
-    (lambda: known_variance(2, scale=[1.0, 0.0]), r"scale must be positive.*and finite, got"),
+    (
+        lambda: tied_gaussian(2, scale=np.eye(3)),
+        r"scale has shape \(3, 3\); expected \(2, 2\)",
+    ),
+    (
+        lambda: known_variance(2, scale=[1.0, 0.0]),
+        r"scale must be positive.*and finite, got",
+    ),
     (lambda: bernoulli(2, ones=0.0), r"ones must be positive.*and finite, got"),
     (lambda: poisson(2, rate=np.inf), "rate must be positive and finite, got inf"),
     (lambda: exponential(1, concentration="a"), "concentration must be real numbers"),
-    (lambda: categorical([2, 0]), "each of the levels must be an integer of at least 1, got 0"),
-    (lambda: categorical([2.5]), "each of the levels must be an integer of at least 1, got 2.5"),
-    (lambda: multinomial(2, total_count=0), "total_count must be an integer of at least 1, got 0"),
-    (lambda: product({"a": poisson(1)}, {"b": 1}), r"parts are \['a'\], columns are given for \['b'\]"),
-    (lambda: product({"a": poisson(1)}, {"a": [1]}), r"each of the columns 0 ... d-1 must belong to one part"),
-    (lambda: product({"a": poisson(1), "b": poisson(1)}, {"a": 1, "b": [1]}), "all numbers or all indices"),
-    (lambda: product({"a": poisson}, {"a": 1}), "part 'a' is a function; expected a component"),
-    (lambda: scaled_to([[1.0, 5.1], [2.0, 5.1]]), "column 1 of the data has no two different values"),
-    (lambda: scaled_to([[1.0], [2.0]], fraction=0.0), r"fraction must be in \(0, 1\], got 0.0"),
+    (
+        lambda: categorical([2, 0]),
+        "each of the levels must be an integer of at least 1, got 0",
+    ),
+    (
+        lambda: categorical([2.5]),
+        "each of the levels must be an integer of at least 1, got 2.5",
+    ),
+    (
+        lambda: multinomial(2, total_count=0),
+        "total_count must be an integer of at least 1, got 0",
+    ),
+    (
+        lambda: product({"a": poisson(1)}, {"b": 1}),
+        r"parts are \['a'\], columns are given for \['b'\]",
+    ),
+    (
+        lambda: product({"a": poisson(1)}, {"a": [1]}),
+        r"each of the columns 0 ... d-1 must belong to one part",
+    ),
+    (
+        lambda: product({"a": poisson(1), "b": poisson(1)}, {"a": 1, "b": [1]}),
+        "all numbers or all indices",
+    ),
+    (
+        lambda: product({"a": poisson}, {"a": 1}),
+        "part 'a' is a function; expected a component",
+    ),
+    (
+        lambda: scaled_to([[1.0, 5.1], [2.0, 5.1]]),
+        "column 1 of the data has no two different values",
+    ),
+    (
+        lambda: scaled_to([[1.0], [2.0]], fraction=0.0),
+        r"fraction must be in \(0, 1\], got 0.0",
+    ),
 ]
 
 
@@ -449,24 +594,41 @@ def test_hyperparameters_out_of_range_are_refused(make, message):
 
 def test_codes_of_minus_one_are_missing():
     component = categorical([2, 3])
-    np.testing.assert_array_equal(component.check([[-1, 2], [1, -1]]), [[np.nan, 2], [1, np.nan]])
+    np.testing.assert_array_equal(
+        component.check([[-1, 2], [1, -1]]), [[np.nan, 2], [1, np.nan]]
+    )
     np.testing.assert_array_equal(component.check(jnp.array([[-1, 2]])), [[np.nan, 2]])
 
 
 def test_masked_entries_are_missing(key):
     masked = np.ma.masked_equal([[1, -999], [2, 3]], -999)
     filled = [[1.0, np.nan], [2.0, 3.0]]
-    for component in (diagonal_gaussian(2), poisson(2), product({"size": poisson(2)}, {"size": 2})):
+    for component in (
+        diagonal_gaussian(2),
+        poisson(2),
+        product({"size": poisson(2)}, {"size": 2}),
+    ):
         # What is masked compares as equal to anything.
         assert type(component.check(masked)) is np.ndarray
         np.testing.assert_array_equal(component.check(masked), filled)
-    with pytest.raises(ValueError, match=r"sample_weight must be finite.*and not negative"):
+    with pytest.raises(
+        ValueError, match=r"sample_weight must be finite.*and not negative"
+    ):
         fit(
-            key, [[1, 2], [2, 3]], poisson(2), num_components=1, sample_weight=np.ma.masked_equal([1.0, 2.0], 2.0)
+            key,
+            [[1, 2], [2, 3]],
+            poisson(2),
+            num_components=1,
+            sample_weight=np.ma.masked_equal([1.0, 2.0], 2.0),
         )
-    with pytest.raises(ValueError, match=r"multinomial: column 1 has missing entries \(NaN\).*the rows out"):
+    with pytest.raises(
+        ValueError,
+        match=r"multinomial: column 1 has missing entries \(NaN\).*the rows out",
+    ):
         fit(key, masked, multinomial(2), num_components=1)
-    np.testing.assert_array_equal(scaled_to(np.ma.masked_equal([[0, 1], [2, -999], [4, 3]], -999))["loc"], [2, 2])
+    np.testing.assert_array_equal(
+        scaled_to(np.ma.masked_equal([[0, 1], [2, -999], [4, 3]], -999))["loc"], [2, 2]
+    )
     rows, _ = shard_rows(masked, jax.make_mesh((1,), ("rows",)))
     np.testing.assert_array_equal(rows, filled)
     assert type(sites._on_host(masked, "x")) is np.ndarray
@@ -478,7 +640,8 @@ def test_a_product_takes_missing_entries_where_its_parts_do():
     component = product(parts, {"size": 1, "kind": 1})
     assert np.isnan(component.check([[1.0, np.nan]])[0, 1])
     with pytest.raises(
-        ValueError, match=r"part 'size', whose columns are \(0,\) .* multinomial: column 0 has missing entries"
+        ValueError,
+        match=r"part 'size', whose columns are \(0,\) .* multinomial: column 0 has missing entries",
     ):
         component.check([[np.nan, 1.0]])
 
@@ -489,13 +652,19 @@ def test_a_product_is_its_parts_whatever_the_order_of_columns(x64):
     other = product(parts, {"size": [2, 0], "kind": [1]})
     x = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, 0.0]])
     moved = x[:, [1, 2, 0]]
-    np.testing.assert_array_equal(jax.jit(one.statistics)(x.T), jax.jit(other.statistics)(moved.T))
+    np.testing.assert_array_equal(
+        jax.jit(one.statistics)(x.T), jax.jit(other.statistics)(moved.T)
+    )
 
 
 @pytest.mark.slow
 def test_distributions_draw_rows_and_give_their_density(key):
     """As the components of NumPyro's mixtures; floating codes are taken as codes."""
-    parts = {"size": known_variance(1), "kind": categorical([2, 2]), "times": multinomial(2, total_count=4)}
+    parts = {
+        "size": known_variance(1),
+        "kind": categorical([2, 2]),
+        "times": multinomial(2, total_count=4),
+    }
     component = product(parts, {"size": [1], "kind": [0, 4], "times": [2, 3]})
     q = broadcast_prior(component.prior, 3)
     keys = iter(jax.random.split(key, 20))
@@ -507,11 +676,15 @@ def test_distributions_draw_rows_and_give_their_density(key):
     np.testing.assert_array_equal(rows[..., 2:4].sum(axis=-1), 4)
     c, w = component.coefficients_at(parameters)
     columns = rows[:, 1].T
-    expected = c[:, None] + w @ component.statistics(columns) + component.log_base(columns)
+    expected = (
+        c[:, None] + w @ component.statistics(columns) + component.log_base(columns)
+    )
     np.testing.assert_allclose(fn.log_prob(rows[:, 1][:, None]).T, expected, rtol=1e-5)
     # A distribution is a pytree of its arrays.
     leaves, tree = jax.tree.flatten(fn)
-    np.testing.assert_array_equal(jax.tree.unflatten(tree, leaves).log_prob(rows), fn.log_prob(rows))
+    np.testing.assert_array_equal(
+        jax.tree.unflatten(tree, leaves).log_prob(rows), fn.log_prob(rows)
+    )
 
 
 def test_scaled_to_leaves_missing_entries_out_and_scales_with_the_data():
@@ -524,28 +697,46 @@ def test_scaled_to_leaves_missing_entries_out_and_scales_with_the_data():
     assert one["mean_precision"] == other["mean_precision"] == 0.1
     for family in (diagonal_gaussian, spherical_gaussian, gaussian, tied_gaussian):
         np.testing.assert_allclose(family(2, **one).prior.loc, one["loc"])
-    np.testing.assert_allclose(np.diag(gaussian(2, df=5.0, **one).prior.scale), 5 * one["variance"], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.diag(gaussian(2, df=5.0, **one).prior.scale), 5 * one["variance"], rtol=1e-6
+    )
 
 
 def test_components_are_shown_without_their_functions():
-    assert repr(poisson(1)).startswith("Component(name='poisson', prior=GammaRate(concentration=")
+    assert repr(poisson(1)).startswith(
+        "Component(name='poisson', prior=GammaRate(concentration="
+    )
     assert "function" not in repr(gaussian(2))
 
 
 def test_scaled_to_counts_rows_by_their_weights():
-    x, weight = np.array([[0.0, 10.0], [2.0, np.nan], [4.0, 30.0], [9.0, 9.0]]), np.array([2, 1, 3, 0])
-    one, other = scaled_to(x, sample_weight=weight), scaled_to(np.repeat(x, weight, axis=0))
+    x, weight = (
+        np.array([[0.0, 10.0], [2.0, np.nan], [4.0, 30.0], [9.0, 9.0]]),
+        np.array([2, 1, 3, 0]),
+    )
+    one, other = (
+        scaled_to(x, sample_weight=weight),
+        scaled_to(np.repeat(x, weight, axis=0)),
+    )
     np.testing.assert_allclose(one["loc"], other["loc"])
     np.testing.assert_allclose(one["variance"], other["variance"])
-    with pytest.raises(ValueError, match=r"column 0 of the data has no two different values.*prior by hand"):
+    with pytest.raises(
+        ValueError,
+        match=r"column 0 of the data has no two different values.*prior by hand",
+    ):
         scaled_to(x, sample_weight=[1, 0, 0, 0])
-    with pytest.raises(ValueError, match=r"sample_weight has shape.*weight for each row"):
+    with pytest.raises(
+        ValueError, match=r"sample_weight has shape.*weight for each row"
+    ):
         scaled_to(x, sample_weight=[1, 2])
 
 
 @pytest.mark.parametrize("num_rows", [100, 100_000])
 def test_scaled_to_sees_a_constant_where_many_rows_round_its_mean(num_rows):
-    with pytest.raises(ValueError, match=r"column 0 of the data has no two different values.*prior by hand"):
+    with pytest.raises(
+        ValueError,
+        match=r"column 0 of the data has no two different values.*prior by hand",
+    ):
         scaled_to(np.full((num_rows, 1), 3.3))
 
 
@@ -556,9 +747,18 @@ LARGE = np.array([0.25, 3.0, 15.0, 17.0, 400.0, 1e6])
 SPECIAL = pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (lambda a: special.log_gamma_slack(a)[0], lambda a: a * digamma(a) - gammaln(a) - a),
-        (special.stirling_error, lambda a: gammaln(a) - (a - 0.5) * np.log(a) + a - 0.5 * np.log(2 * np.pi)),
-        (lambda a: special.log_choose(a, 3.0 + 0 * a), lambda a: np.log(a * (a + 1) * (a + 2) / 6)),
+        (
+            lambda a: special.log_gamma_slack(a)[0],
+            lambda a: a * digamma(a) - gammaln(a) - a,
+        ),
+        (
+            special.stirling_error,
+            lambda a: gammaln(a) - (a - 0.5) * np.log(a) + a - 0.5 * np.log(2 * np.pi),
+        ),
+        (
+            lambda a: special.log_choose(a, 3.0 + 0 * a),
+            lambda a: np.log(a * (a + 1) * (a + 2) / 6),
+        ),
         (special.log_gamma_half_step, lambda a: gammaln(a + 0.5) - gammaln(a)),
     ],
 )
@@ -586,16 +786,31 @@ def test_special_functions_keep_their_digits(function, expected):
 
 def test_points_without_a_spread_far_from_zero_leave_a_matrix_that_is_positive_definite():
     """The sums of products and the products of the sums are as large: their difference is rounding."""
-    component, rng = gaussian(2, mean_precision=1e-8, scale=1e-6), np.random.default_rng(0)
+    component, rng = (
+        gaussian(2, mean_precision=1e-8, scale=1e-6),
+        np.random.default_rng(0),
+    )
     # Sums that are rounded once.
-    counts, places = rng.uniform(20.0, 40.0, size=100).astype(np.float32), rng.uniform(-1e3, 1e3, size=(100, 2))
-    products = np.stack([places[:, 0] ** 2, places[:, 0] * places[:, 1], places[:, 1] ** 2], axis=1)
+    counts, places = (
+        rng.uniform(20.0, 40.0, size=100).astype(np.float32),
+        rng.uniform(-1e3, 1e3, size=(100, 2)),
+    )
+    products = np.stack(
+        [places[:, 0] ** 2, places[:, 0] * places[:, 1], places[:, 1] ** 2], axis=1
+    )
     sums = (counts[:, None] * np.hstack([places, products])).astype(np.float32)
-    scale = np.asarray(component.update(component.prior, counts, sums).scale, np.float64)
+    scale = np.asarray(
+        component.update(component.prior, counts, sums).scale, np.float64
+    )
     assert np.linalg.eigvalsh(scale).min() > 0.0
     # Some units in the last place of the sums, and no more.
-    assert np.all(np.abs(scale).max(axis=(1, 2)) < 16 * np.finfo(np.float32).eps * np.abs(sums).max(axis=1))
-    assert np.isfinite(component.maximum_likelihood(component.prior, counts, sums)["precision"]).all()
+    assert np.all(
+        np.abs(scale).max(axis=(1, 2))
+        < 16 * np.finfo(np.float32).eps * np.abs(sums).max(axis=1)
+    )
+    assert np.isfinite(
+        component.maximum_likelihood(component.prior, counts, sums)["precision"]
+    ).all()
 
 
 @pytest.mark.full
@@ -617,18 +832,25 @@ def test_divergences_keep_their_digits_at_a_million_data():
         ):
             with context():
                 prior = jax.tree.map(
-                    lambda leaf, dtype=dtype: jnp.asarray(np.asarray(leaf), dtype), component.prior
+                    lambda leaf, dtype=dtype: jnp.asarray(np.asarray(leaf), dtype),
+                    component.prior,
                 )
-                q = component.update(prior, jnp.asarray(counts, dtype), jnp.asarray(sums, dtype))
+                q = component.update(
+                    prior, jnp.asarray(counts, dtype), jnp.asarray(sums, dtype)
+                )
                 values.append(float(component.kl(q, prior)))
         np.testing.assert_allclose(values[0], values[1], rtol=2e-5, err_msg=name)
 
 
 def test_predictive_masses_keep_their_digits_at_a_million_data():
     component = poisson(1)
-    q = component.prior._replace(concentration=np.float32([[7e6]]), rate=np.float32([[1e6]]))
+    q = component.prior._replace(
+        concentration=np.float32([[7e6]]), rate=np.float32([[1e6]])
+    )
     value = jax.jit(component.log_predictive)(q, np.float32([[5.0]]))
-    np.testing.assert_allclose(value[0, 0], stats.nbinom.logpmf(5, 7e6, 1e6 / (1e6 + 1)), atol=1e-5)
+    np.testing.assert_allclose(
+        value[0, 0], stats.nbinom.logpmf(5, 7e6, 1e6 / (1e6 + 1)), atol=1e-5
+    )
 
 
 def test_one_row_has_the_predictive_density_that_it_has_among_others(x64):
@@ -636,5 +858,7 @@ def test_one_row_has_the_predictive_density_that_it_has_among_others(x64):
     rows = np.random.default_rng(5).normal(size=(3, 4))
     q = broadcast_prior(component.prior, 2)
     np.testing.assert_allclose(
-        component.log_predictive(q, rows[:, :1]), component.log_predictive(q, rows)[:, :1], rtol=1e-6
+        component.log_predictive(q, rows[:, :1]),
+        component.log_predictive(q, rows)[:, :1],
+        rtol=1e-6,
     )

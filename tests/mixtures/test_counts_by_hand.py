@@ -20,8 +20,12 @@ def test_the_density_of_counts_is_given_their_totals(x64):
     @jax.jit
     def compute(rows, probs):
         c, w = component.coefficients_at({"probs": probs})
-        linear = c[:, None] + w @ component.statistics(rows.T) + component.log_base(rows.T)
-        q = component.update(component.prior, jnp.ones(2), jnp.array([[1.0, 2.0, 0.0], [5.0, 0.0, 1.0]]))
+        linear = (
+            c[:, None] + w @ component.statistics(rows.T) + component.log_base(rows.T)
+        )
+        q = component.update(
+            component.prior, jnp.ones(2), jnp.array([[1.0, 2.0, 0.0], [5.0, 0.0, 1.0]])
+        )
         evidence = component.log_evidence(component.prior, jnp.ones(1), rows[:1])
         return (
             component.distribution({"probs": probs}).log_prob(rows[:, None]),
@@ -31,18 +35,24 @@ def test_the_density_of_counts_is_given_their_totals(x64):
         )
 
     direct, linear, (constant, weights), evidence = compute(COUNTS, PROBS)
-    expected = np.array([[stats.multinomial(row.sum(), p).logpmf(row) for p in PROBS] for row in COUNTS])
+    expected = np.array(
+        [[stats.multinomial(row.sum(), p).logpmf(row) for p in PROBS] for row in COUNTS]
+    )
     np.testing.assert_allclose(direct, expected, rtol=1e-9)
     np.testing.assert_allclose(linear, expected.T, rtol=1e-9)
     a = np.array([[1.5, 3.0, 2.0], [5.5, 1.0, 3.0]])
-    np.testing.assert_allclose(weights, digamma(a) - digamma(a.sum(axis=1, keepdims=True)), rtol=1e-9)
+    np.testing.assert_allclose(
+        weights, digamma(a) - digamma(a.sum(axis=1, keepdims=True)), rtol=1e-9
+    )
     np.testing.assert_array_equal(constant, np.zeros(2))
 
     def log_normaliser(a):
         return gammaln(a).sum() - gammaln(a.sum())
 
     prior = np.array([0.5, 1.0, 2.0])
-    np.testing.assert_allclose(evidence, log_normaliser(prior + COUNTS[0]) - log_normaliser(prior), rtol=1e-6)
+    np.testing.assert_allclose(
+        evidence, log_normaliser(prior + COUNTS[0]) - log_normaliser(prior), rtol=1e-6
+    )
 
 
 def test_draws_of_counts_have_their_total(key):
@@ -57,10 +67,22 @@ def test_draws_of_counts_have_their_total(key):
 @pytest.mark.parametrize(
     ("component", "x", "message"),
     [
-        (nt.components.known_variance(2), [[0.0, 1.0], [1.0, 1.0]], "known_variance: column 1 of the data has"),
-        (nt.components.diagonal_gaussian(1), [[2.0], [np.nan], [2.0]], "column 0 of the data has no two"),
+        (
+            nt.components.known_variance(2),
+            [[0.0, 1.0], [1.0, 1.0]],
+            "known_variance: column 1 of the data has",
+        ),
+        (
+            nt.components.diagonal_gaussian(1),
+            [[2.0], [np.nan], [2.0]],
+            "column 0 of the data has no two",
+        ),
         # Of a family that completes rows the complete ones are checked.
-        (nt.components.gaussian(2), [[0.0, 1.0], [0.0, 2.0], [5.0, np.nan]], "column 0 of the complete rows has"),
+        (
+            nt.components.gaussian(2),
+            [[0.0, 1.0], [0.0, 2.0], [5.0, np.nan]],
+            "column 0 of the complete rows has",
+        ),
     ],
 )
 def test_a_check_needs_two_values_of_each_column(component, x, message, key):
@@ -71,15 +93,24 @@ def test_a_check_needs_two_values_of_each_column(component, x, message, key):
 def test_a_family_says_whether_all_of_a_row_may_be_missing():
     assert checking._allows_empty_rows(nt.components.poisson(2), 2)
     parts = {"size": nt.components.poisson(1), "kinds": nt.components.multinomial(2)}
-    assert not checking._allows_empty_rows(nt.components.product(parts, {"size": 1, "kinds": 2}), 3)
+    assert not checking._allows_empty_rows(
+        nt.components.product(parts, {"size": 1, "kinds": 2}), 3
+    )
 
 
 def test_the_worst_of_two_values_is_named():
     compare = checking._compare
-    compare("own", "one and two", (np.ones(2), np.zeros(1)), (np.ones(2) + 1e-12, np.zeros(1)))
+    compare(
+        "own",
+        "one and two",
+        (np.ones(2), np.zeros(1)),
+        (np.ones(2) + 1e-12, np.zeros(1)),
+    )
     with pytest.raises(ValueError, match=r"own: one and two disagree: 3 and 2\.5\."):
         compare("own", "one and two", np.array([1.0, 3.0]), np.array([1.1, 2.5]))
     with pytest.raises(ValueError, match="own: one and two disagree: nan and 7"):
         compare("own", "one and two", np.array([1.0, np.nan]), np.array([9.0, 7.0]))
-    with pytest.raises(ValueError, match=r"^own: one and two:.*shapes \(2,\) and \(1,\) differ"):
+    with pytest.raises(
+        ValueError, match=r"^own: one and two:.*shapes \(2,\) and \(1,\) differ"
+    ):
         compare("own", "one and two", np.ones(2), np.ones(1))

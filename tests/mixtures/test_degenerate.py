@@ -13,7 +13,10 @@ from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.components.scaling import scaled_to
 from numpyro_tempered.mixtures.fit import fit
 from numpyro_tempered.mixtures.result import as_tempered_fit
-from numpyro_tempered.mixtures.starts import given_responsibilities, random_responsibilities
+from numpyro_tempered.mixtures.starts import (
+    given_responsibilities,
+    random_responsibilities,
+)
 
 # One shape for all, compiled once a component.
 OPTIONS = {"num_components": 3, "num_restarts": 2, "num_samples": 2, "max_iter": 3000}
@@ -27,13 +30,26 @@ CASES = {
     "a tiny scale": 1e-20 * RAW,
     "a large scale": 1e12 * RAW,
 }
-COMPONENTS = {"diagonal_gaussian": lambda: diagonal_gaussian(2), "gaussian": lambda: gaussian(2)}
+COMPONENTS = {
+    "diagonal_gaussian": lambda: diagonal_gaussian(2),
+    "gaussian": lambda: gaussian(2),
+}
 
 
 def numbers(result):
     """All of a fit."""
-    arrays = jax.tree.leaves((result.factors, result.posterior, result.counts, result.trace, result.objectives))
-    return np.concatenate([np.ravel(a) for a in [*arrays, result.objective, *result.bound]])
+    arrays = jax.tree.leaves(
+        (
+            result.factors,
+            result.posterior,
+            result.counts,
+            result.trace,
+            result.objectives,
+        )
+    )
+    return np.concatenate(
+        [np.ravel(a) for a in [*arrays, result.objective, *result.bound]]
+    )
 
 
 # So far from its prior, or so much wider, that single precision hardly holds the matrix: a restart may fail, or
@@ -47,8 +63,13 @@ def test_data_without_a_spread_and_of_any_scale_are_fitted_without_nan(family, k
     for case, x in CASES.items():
         if (family, case) in TOO_FAR:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".* of 2 restarts did not keep a finite objective")
-                warnings.filterwarnings("ignore", message=".* a step in double precision raises its objective")
+                warnings.filterwarnings(
+                    "ignore", message=".* of 2 restarts did not keep a finite objective"
+                )
+                warnings.filterwarnings(
+                    "ignore",
+                    message=".* a step in double precision raises its objective",
+                )
                 try:
                     result = fit(key, x, COMPONENTS[family](), alpha=0.5, **OPTIONS)
                 except FloatingPointError:
@@ -65,7 +86,9 @@ def test_data_without_a_spread_and_of_any_scale_are_fitted_without_nan(family, k
 @pytest.mark.full
 def test_the_place_of_the_data_does_not_matter_where_the_prior_goes_along(key):
     one, other = (
-        fit(key, x, diagonal_gaussian(2, **scaled_to(x)), alpha=0.5, **OPTIONS).objective
+        fit(
+            key, x, diagonal_gaussian(2, **scaled_to(x)), alpha=0.5, **OPTIONS
+        ).objective
         for x in (RAW, RAW + 4096)
     )
     # The prior's mean is held in single precision: 4096 to 2e-4.
@@ -100,8 +123,14 @@ BAD = [
     ({"alpha": -1.0}, "alpha must be positive and finite, got -1.0"),
     ({"alpha": np.nan}, "alpha must be positive and finite, got nan"),
     ({"sample_weight": -np.ones(12)}, "sample_weight must be finite and not negative"),
-    ({"sample_weight": np.ones(3)}, r"sample_weight has shape \(3,\); expected \(12,\).*weight for each row"),
-    ({"sample_weight": np.zeros(12)}, r"no row has both a positive weight.*and an observed entry"),
+    (
+        {"sample_weight": np.ones(3)},
+        r"sample_weight has shape \(3,\); expected \(12,\).*weight for each row",
+    ),
+    (
+        {"sample_weight": np.zeros(12)},
+        r"no row has both a positive weight.*and an observed entry",
+    ),
     ({"num_components": 0}, "num_components must be an integer of at least 1, got 0"),
     ({"concentration": 0.0}, r"concentration must be positive.*and finite, got"),
     ({"tolerance": -1.0}, "tolerance must be at least 0 and finite, got -1.0"),
@@ -115,7 +144,9 @@ def test_options_out_of_range_are_refused(options, message, key):
         fit(key, RAW, diagonal_gaussian(2), **(OPTIONS | options))
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if not FAMILIES[name].missing])
+@pytest.mark.parametrize(
+    "name", [name for name in FAMILIES if not FAMILIES[name].missing]
+)
 def test_missing_entries_are_refused_where_they_are_not_marginalised(name, key):
     x = some_data(name)
     x[3, 1] = np.nan
@@ -128,7 +159,10 @@ def test_a_wrong_divergence_makes_the_objective_fall_and_is_refused(key):
     """The components part, away from their common prior, and what is charged for this is too much."""
     right = known_variance(2, prior_scale=0.5)
     wrong = right._replace(kl=lambda q, p: 20.0 * right.kl(q, p))
-    with pytest.raises(RuntimeError, match="update, coefficients and kl of the component 'known_variance'"):
+    with pytest.raises(
+        RuntimeError,
+        match="update, coefficients and kl of the component 'known_variance'",
+    ):
         fit(key, RAW, wrong, start=random_responsibilities(), **OPTIONS)
 
 
@@ -137,9 +171,13 @@ def test_a_wrong_divergence_makes_the_objective_fall_and_is_refused(key):
 def test_float32_finds_what_float64_finds(name, key, x64):
     """The objective is evaluated in double precision at both optima, from one start."""
     x = some_data(name)
-    start = given_responsibilities(np.random.default_rng(0).dirichlet(np.ones(3), size=len(x)))
+    start = given_responsibilities(
+        np.random.default_rng(0).dirichlet(np.ones(3), size=len(x))
+    )
     values = [
-        fit(key, x.astype(dtype), component_of(name), start=start, alpha=0.5, **OPTIONS).objective
+        fit(
+            key, x.astype(dtype), component_of(name), start=start, alpha=0.5, **OPTIONS
+        ).objective
         for dtype in (np.float32, np.float64)
     ]
     np.testing.assert_allclose(values[0], values[1], rtol=1e-4)
@@ -148,8 +186,13 @@ def test_float32_finds_what_float64_finds(name, key, x64):
 @pytest.mark.full
 def test_whole_numbers_far_from_zero_keep_their_digits():
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.integers(0, 10, 40), rng.integers(60, 70, 40)]) + 1_700_000_000
-    component = known_variance(1, prior_loc=float(x.mean()), prior_scale=1000.0, scale=3.0)
+    x = (
+        np.concatenate([rng.integers(0, 10, 40), rng.integers(60, 70, 40)])
+        + 1_700_000_000
+    )
+    component = known_variance(
+        1, prior_loc=float(x.mean()), prior_scale=1000.0, scale=3.0
+    )
     options = {"num_components": 2, "num_restarts": 2, "num_samples": 0}
     of_integers = fit(jax.random.key(0), x, component, **options)
     of_floats = fit(jax.random.key(0), x.astype(float), component, **options)
@@ -163,26 +206,47 @@ def test_a_large_alpha_is_not_taken_for_an_error_of_the_component():
     x = np.random.default_rng(0).normal(size=(50, 1))
     component = known_variance(1)
     fitted = fit(
-        jax.random.key(0), x, component, num_components=2, alpha=1e8, num_restarts=2, num_samples=0, tolerance=1.0
+        jax.random.key(0),
+        x,
+        component,
+        num_components=2,
+        alpha=1e8,
+        num_restarts=2,
+        num_samples=0,
+        tolerance=1.0,
     )
     assert np.isfinite(fitted.objective)
 
 
 def test_a_start_is_a_value():
     with pytest.raises(TypeError, match=r"start is a ndarray.*a value such as"):
-        fit(jax.random.key(0), np.zeros((4, 1)), known_variance(1), num_components=2, start=np.zeros(4, int))
+        fit(
+            jax.random.key(0),
+            np.zeros((4, 1)),
+            known_variance(1),
+            num_components=2,
+            start=np.zeros(4, int),
+        )
 
 
 @pytest.mark.parametrize("alpha", ["0.5", True, None])
 def test_alpha_is_a_number(alpha):
     with pytest.raises(TypeError, match="alpha must be a number"):
-        fit(jax.random.key(0), np.zeros((4, 1)), known_variance(1), num_components=1, alpha=alpha)
+        fit(
+            jax.random.key(0),
+            np.zeros((4, 1)),
+            known_variance(1),
+            num_components=1,
+            alpha=alpha,
+        )
 
 
 @pytest.mark.full
 def test_a_bridge_warns_where_it_loses_digits_of_the_fit():
     x = np.random.default_rng(0).normal(size=(20, 1)) + 1e6
     component = known_variance(1, prior_loc=1e6)
-    fitted = fit(jax.random.key(0), x, component, num_components=1, num_restarts=1, num_samples=2)
+    fitted = fit(
+        jax.random.key(0), x, component, num_components=1, num_restarts=1, num_samples=2
+    )
     with pytest.warns(UserWarning, match="column 0 of the data is so far from 0"):
         as_tempered_fit(jax.random.key(0), fitted, x)

@@ -18,7 +18,14 @@ from numpyro_tempered.mixtures.components.base import as_dtype, missing_form
 from numpyro_tempered.mixtures.components.columnwise import Column
 from numpyro_tempered.mixtures.components.diagonal_gaussian import COLUMN, NormalGamma
 
-CLOSED_FORMS = ("coefficients", "kl", "log_predictive", "coefficients_at", "num_parameters", "coordinates")
+CLOSED_FORMS = (
+    "coefficients",
+    "kl",
+    "log_predictive",
+    "coefficients_at",
+    "num_parameters",
+    "coordinates",
+)
 # Families whose log evidence has derivatives where there are no data, and whose sites are their parameters.
 SMOOTH = ["bernoulli", "poisson", "exponential", "multinomial"]
 
@@ -39,7 +46,11 @@ def update(p, count, sums):
 
 def log_evidence(p, count, sums):
     def log_normaliser(q):
-        return gammaln(q.concentration) - q.concentration * jnp.log(q.rate) - 0.5 * jnp.log(q.mean_precision)
+        return (
+            gammaln(q.concentration)
+            - q.concentration * jnp.log(q.rate)
+            - 0.5 * jnp.log(q.mean_precision)
+        )
 
     return log_normaliser(update(p, count, sums)) - log_normaliser(p)
 
@@ -57,7 +68,9 @@ SEVEN = Column(
 
 def seven(dim, coefficients_at=None, **hyperparameters):
     prior = nt.components.diagonal_gaussian(dim, **hyperparameters).prior
-    return nt.components.columnwise("seven", prior, SEVEN._replace(coefficients_at=coefficients_at))
+    return nt.components.columnwise(
+        "seven", prior, SEVEN._replace(coefficients_at=coefficients_at)
+    )
 
 
 @partial(jax.jit, static_argnames="component")
@@ -74,21 +87,34 @@ def values_of(q, prior, columns, parameters, *, component):
 def posterior_and_draw(prior, columns, *, component):
     first = jnp.linspace(0.2, 0.9, columns.shape[1])
     omega = jnp.stack([first, 1.0 - first])
-    q = component.update(prior, omega.sum(axis=1), omega @ component.statistics(columns).T)
+    q = component.update(
+        prior, omega.sum(axis=1), omega @ component.statistics(columns).T
+    )
     return q, component.draw(lambda name, fn: fn.sample(jax.random.key(1)), q)
 
 
 def compare(closed, bare, x):
     prior, rows = as_dtype(closed.prior, jnp.float64), closed.check(x)
-    closed, bare = (missing_form(each, rows)._replace(prior=None) for each in (closed, bare))
+    closed, bare = (
+        missing_form(each, rows)._replace(prior=None) for each in (closed, bare)
+    )
     columns = np.asarray(rows, float).T
     q, parameters = posterior_and_draw(prior, columns, component=closed)
-    expected, ours = (values_of(q, prior, columns, parameters, component=each) for each in (closed, bare))
+    expected, ours = (
+        values_of(q, prior, columns, parameters, component=each)
+        for each in (closed, bare)
+    )
     for name in expected:
-        for right, value in zip(*map(jax.tree.leaves, (expected[name], ours[name])), strict=True):
+        for right, value in zip(
+            *map(jax.tree.leaves, (expected[name], ours[name])), strict=True
+        ):
             tolerance = 1e-11 * float(np.max(np.abs(right)))
-            np.testing.assert_allclose(value, right, rtol=0, atol=tolerance, err_msg=name)
-    assert derived.num_parameters(bare, prior, 3) == derived.num_parameters(closed, prior, 3)
+            np.testing.assert_allclose(
+                value, right, rtol=0, atol=tolerance, err_msg=name
+            )
+    assert derived.num_parameters(bare, prior, 3) == derived.num_parameters(
+        closed, prior, 3
+    )
 
 
 @pytest.mark.full
@@ -103,8 +129,17 @@ def test_a_normal_gamma_column_of_seven_functions(missing, x64):
     x = np.random.default_rng(0).normal(3.0, 2.0, size=(9, 2))
     if missing:
         x[1, 0] = np.nan
-    hyperparameters = {"loc": [1.0, 2.0], "mean_precision": 0.5, "concentration": 2.0, "rate": 3.0}
-    compare(nt.components.diagonal_gaussian(2, **hyperparameters), seven(2, **hyperparameters), x)
+    hyperparameters = {
+        "loc": [1.0, 2.0],
+        "mean_precision": 0.5,
+        "concentration": 2.0,
+        "rate": 3.0,
+    }
+    compare(
+        nt.components.diagonal_gaussian(2, **hyperparameters),
+        seven(2, **hyperparameters),
+        x,
+    )
 
 
 def two_clusters(n=60, dim=2):
@@ -124,15 +159,23 @@ def test_fits_are_those_of_the_closed_forms(name):
     if name == "product":
         # Beside a part whose components share a parameter.
         closed, bare = (
-            nt.components.product({"a": nt.components.tied_gaussian(1), "b": each}, {"a": 1, "b": 1})
-            for each in (nt.components.diagonal_gaussian(1), seven(1, coefficients_at=COLUMN.coefficients_at))
+            nt.components.product(
+                {"a": nt.components.tied_gaussian(1), "b": each}, {"a": 1, "b": 1}
+            )
+            for each in (
+                nt.components.diagonal_gaussian(1),
+                seven(1, coefficients_at=COLUMN.coefficients_at),
+            )
         )
     x64 = contextlib.nullcontext() if name == "float32" else enable_x64()
     with x64:
         # The statistics of a family with a location are about its components, and its draws are others.
         expected = fit(key, x, closed._replace(location=None), **options)
         ours = fit(key, x, bare, **options)
-        density = [nt.mixtures.log_predictive(each, two_clusters()) for each in (ours, expected)]
+        density = [
+            nt.mixtures.log_predictive(each, two_clusters())
+            for each in (ours, expected)
+        ]
     rtol = 1e-5 if name == "float32" else 1e-9
     assert ours.objective == pytest.approx(expected.objective, rel=rtol)
     assert ours.kl == pytest.approx(expected.kl, rel=10 * rtol)
@@ -146,22 +189,37 @@ def test_em_by_seven_functions(x64):
     closed = nt.components.poisson(2)
     results = [
         nt.mixtures.em(key, np.round(x), each, num_components=2, num_restarts=2)
-        for each in (closed, without_closed_forms(closed)._replace(coordinates=closed.coordinates))
+        for each in (
+            closed,
+            without_closed_forms(closed)._replace(coordinates=closed.coordinates),
+        )
     ]
-    assert results[1].log_likelihood == pytest.approx(results[0].log_likelihood, rel=1e-12)
+    assert results[1].log_likelihood == pytest.approx(
+        results[0].log_likelihood, rel=1e-12
+    )
     assert results[1].bic == pytest.approx(results[0].bic, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", tiered(["gaussian", "diagonal_gaussian"], unit=["diagonal_gaussian"]))
+@pytest.mark.parametrize(
+    "name", tiered(["gaussian", "diagonal_gaussian"], unit=["diagonal_gaussian"])
+)
 def test_a_mean_of_no_data_is_refused(name):
     bare = without_closed_forms(component_of(name))
-    with pytest.raises(ValueError, match=f"{name}: log_evidence has no derivatives at counts and sums of 0"):
+    with pytest.raises(
+        ValueError,
+        match=f"{name}: log_evidence has no derivatives at counts and sums of 0",
+    ):
         nt.mixtures.fit(jax.random.key(0), two_clusters(), bare, num_components=2)
 
 
 def test_a_part_of_a_product_needs_coefficients_at():
-    with pytest.raises(ValueError, match=r"product: part 'b' leaves out coefficients_at.*a product needs"):
-        nt.components.product({"a": nt.components.gaussian(1), "b": seven(1)}, {"a": 1, "b": 1})
+    with pytest.raises(
+        ValueError,
+        match=r"product: part 'b' leaves out coefficients_at.*a product needs",
+    ):
+        nt.components.product(
+            {"a": nt.components.gaussian(1), "b": seven(1)}, {"a": 1, "b": 1}
+        )
 
 
 def test_the_density_of_parameters_needs_their_names():
@@ -170,8 +228,13 @@ def test_the_density_of_parameters_needs_their_names():
     # A gamma distribution of each column, at its mean.
     a, b = (np.asarray(part, float) for part in component.prior)
     expected = stats.gamma(a, scale=1 / b).logpdf(a / b).sum()
-    np.testing.assert_allclose(density(component, component.prior, {"rate": rate}), expected, rtol=1e-5)
-    with pytest.raises(ValueError, match=r"poisson: draw has the site 'rate', the parameters are \['loc'\]"):
+    np.testing.assert_allclose(
+        density(component, component.prior, {"rate": rate}), expected, rtol=1e-5
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"poisson: draw has the site 'rate', the parameters are \['loc'\]",
+    ):
         density(component, component.prior, {"loc": rate})
 
 
@@ -179,4 +242,10 @@ def test_the_density_of_parameters_needs_their_names():
 def test_sites_that_are_no_parameters_are_refused():
     bare = without_closed_forms(component_of("categorical"))
     with pytest.raises(ValueError, match="categorical: draw has the site 'probs_of_2'"):
-        nt.mixtures.fit(jax.random.key(0), some_data("categorical"), bare, num_components=2, num_restarts=1)
+        nt.mixtures.fit(
+            jax.random.key(0),
+            some_data("categorical"),
+            bare,
+            num_components=2,
+            num_restarts=1,
+        )

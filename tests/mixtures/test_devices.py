@@ -24,7 +24,9 @@ WORKER = Path(__file__).with_name("device_worker.py")
 
 def start(*arguments):
     # Not the flags of this run, which may force devices of its own.
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "XLA_FLAGS"
+    }
     environment["PYTHONPATH"] = str(WORKER.parents[2])
     return subprocess.Popen(
         [sys.executable, str(WORKER), *map(str, arguments)],
@@ -51,7 +53,11 @@ def free_port():
 @pytest.fixture(scope="module")
 def workers():
     port = free_port()
-    started = {"devices": start(), "first": start("--join", port, 0), "second": start("--join", port, 1)}
+    started = {
+        "devices": start(),
+        "first": start("--join", port, 0),
+        "second": start("--join", port, 1),
+    }
     yield started
     for process in started.values():
         process.kill()
@@ -65,7 +71,9 @@ def on_one_device(workers):
         fit = device_worker.summary(device_worker.fitted(device_worker.data()))
         grown = device_worker.summary(device_worker.grown(device_worker.data()))
         x = device_worker.data()[:953]
-        baseline = em(jax.random.key(0), x, known_variance(2), num_components=2, num_restarts=1)
+        baseline = em(
+            jax.random.key(0), x, known_variance(2), num_components=2, num_restarts=1
+        )
     return fit, baseline, grown
 
 
@@ -98,10 +106,14 @@ def test_a_pass_sums_over_devices_and_moves_no_data(on_devices):
     assert len(on_devices["collectives"]) <= 3
 
 
-def test_rows_that_devices_do_not_divide_are_filled_with_weight_zero(on_devices, on_one_device):
+def test_rows_that_devices_do_not_divide_are_filled_with_weight_zero(
+    on_devices, on_one_device
+):
     assert (on_devices["rows"], on_devices["weight"]) == (960, 953.0)
     # Two other starts, but one optimum.
-    np.testing.assert_allclose(on_devices["em"], on_one_device[1].log_likelihood, atol=1e-4)
+    np.testing.assert_allclose(
+        on_devices["em"], on_one_device[1].log_likelihood, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("process", ["first", "second"])
@@ -115,7 +127,9 @@ def test_shard_rows_checks_its_arguments():
     mesh = jax.make_mesh((1,), ("rows",), devices=jax.devices()[:1])
     with pytest.raises(ValueError, match=r"x has shape \(0, 2\); at least one row"):
         shard_rows(np.ones((0, 2)), mesh)
-    with pytest.raises(ValueError, match=r"sample_weight has shape \(2,\); expected \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"sample_weight has shape \(2,\); expected \(3,\)"
+    ):
         shard_rows(np.ones((3, 2)), mesh, np.ones(2))
     rows, weight = shard_rows(np.arange(3), mesh, [1, 0, 2])
     assert rows.tolist() == [0, 1, 2]
@@ -123,11 +137,18 @@ def test_shard_rows_checks_its_arguments():
     assert automatic("text") == "text"
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="one device: set --xla_force_host_platform_device_count=2")
+@pytest.mark.skipif(
+    jax.device_count() < 2,
+    reason="one device: set --xla_force_host_platform_device_count=2",
+)
 def test_sharded_columns_are_refused():
     from jax.sharding import NamedSharding, PartitionSpec
 
     mesh = jax.make_mesh((2,), ("columns",), devices=jax.devices()[:2])
-    x = jax.device_put(np.ones((4, 2)), NamedSharding(mesh, PartitionSpec(None, "columns")))
-    with pytest.raises(ValueError, match=r"columns of x are sharded .* shard rows alone"):
+    x = jax.device_put(
+        np.ones((4, 2)), NamedSharding(mesh, PartitionSpec(None, "columns"))
+    )
+    with pytest.raises(
+        ValueError, match=r"columns of x are sharded .* shard rows alone"
+    ):
         automatic(x)

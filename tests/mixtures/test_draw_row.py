@@ -28,7 +28,8 @@ def test_rows_are_drawn_in_proportion_to_their_mass(num_rows):
 
 
 TWO_DEVICES = pytest.mark.skipif(
-    jax.device_count() < 2, reason="one device: set --xla_force_host_platform_device_count=2"
+    jax.device_count() < 2,
+    reason="one device: set --xla_force_host_platform_device_count=2",
 )
 
 
@@ -41,7 +42,12 @@ def over_devices(value):
 def test_work_on_two_devices_is_linear_in_the_rows():
     def operations(num_rows):
         mass = over_devices(jnp.ones(num_rows))
-        return jax.jit(draw_row).lower(jax.random.key(0), mass).compile().cost_analysis()["flops"]
+        return (
+            jax.jit(draw_row)
+            .lower(jax.random.key(0), mass)
+            .compile()
+            .cost_analysis()["flops"]
+        )
 
     assert operations(2**16) < 5.0 * operations(2**14)
 
@@ -51,10 +57,15 @@ def test_devices_send_the_row_that_is_drawn_and_no_other():
     def draw(key, points, mass):
         return row_of(points, draw_row(key, mass))
 
-    arguments = jax.random.key(0), over_devices(jnp.ones((4096, 3))), over_devices(jnp.ones(4096))
+    arguments = (
+        jax.random.key(0),
+        over_devices(jnp.ones((4096, 3))),
+        over_devices(jnp.ones(4096)),
+    )
     program = jax.jit(draw).lower(*arguments).compile().as_text()
     moved = re.findall(
-        r"= \(?\w+\[([\d,]*)\][^=]* (?:all-gather|all-reduce|all-to-all|collective-permute)\(", program
+        r"= \(?\w+\[([\d,]*)\][^=]* (?:all-gather|all-reduce|all-to-all|collective-permute)\(",
+        program,
     )
     sizes = [math.prod(map(int, filter(None, shape.split(",")))) for shape in moved]
     # Sums of the 64 parts, the masses of one, and a row: not the 4096 rows.

@@ -39,13 +39,19 @@ def z_scores(draws, mean, variance):
 
 
 # One family for each kind of distribution: gammas and normals given them, a Wishart matrix, betas, a Dirichlet.
-@pytest.mark.parametrize("name", ["diagonal_gaussian", "gaussian", "bernoulli", "multinomial"])
+@pytest.mark.parametrize(
+    "name", ["diagonal_gaussian", "gaussian", "bernoulli", "multinomial"]
+)
 def test_moments_of_draws(name):
     with enable_x64():
         component, factors = factors_of(name)
-        log_weights, noises = draw_noise(jax.random.key(3), component, factors, NUM_DRAWS)
+        log_weights, noises = draw_noise(
+            jax.random.key(3), component, factors, NUM_DRAWS
+        )
         # Compiled once for all draws.
-        draws = jax.jit(jax.vmap(lambda noises: parameters_at(component, factors.posterior, noises)))(noises)
+        draws = jax.jit(
+            jax.vmap(lambda noises: parameters_at(component, factors.posterior, noises))
+        )(noises)
         draws = {site: np.asarray(value) for site, value in draws.items()}
         weights = dist.Dirichlet(CONCENTRATION)
         pairs = {"weights": (np.exp(log_weights), weights.mean, weights.variance)}
@@ -58,7 +64,10 @@ def test_moments_of_draws(name):
 
         component.draw(record, factors.posterior)
         for site, fn in sites.items():
-            if isinstance(fn, dist.Normal | dist.MultivariateNormal) and "precision" in draws:
+            if (
+                isinstance(fn, dist.Normal | dist.MultivariateNormal)
+                and "precision" in draws
+            ):
                 continue
             pairs[site] = draws[site], fn.mean, fn.variance
         if "precision" in draws:
@@ -68,13 +77,16 @@ def test_moments_of_draws(name):
             if name == "gaussian":
                 root = np.linalg.cholesky(precision)
                 scaled = (
-                    np.einsum("skji,skj->ski", root, deviations) * np.sqrt(np.asarray(q.mean_precision))[:, None]
+                    np.einsum("skji,skj->ski", root, deviations)
+                    * np.sqrt(np.asarray(q.mean_precision))[:, None]
                 )
             else:
                 scaled = deviations * np.sqrt(np.asarray(q.mean_precision) * precision)
             pairs["loc"] = scaled, np.zeros(scaled.shape[1:]), np.ones(scaled.shape[1:])
     for site, (values, mean, variance) in pairs.items():
-        for scores in z_scores(np.asarray(values), np.asarray(mean), np.asarray(variance)):
+        for scores in z_scores(
+            np.asarray(values), np.asarray(mean), np.asarray(variance)
+        ):
             assert np.abs(scores).max() < 5.0, (site, scores)
 
 
@@ -111,13 +123,20 @@ def test_a_gamma_whose_shape_is_drawn_is_drawn_on_the_device():
     chained = poisson._replace(draw=draw, prior=None)
     with enable_x64():
         q = poisson.prior.__class__(np.array([[5.0], [9.0]]), np.array([[2.0], [1.0]]))
-        _, noises = draw_noise(jax.random.key(0), chained, Factors(CONCENTRATION, q), NUM_DRAWS)
+        _, noises = draw_noise(
+            jax.random.key(0), chained, Factors(CONCENTRATION, q), NUM_DRAWS
+        )
         assert noises["rate"].key is not None
         assert noises["shape"].log_gamma is not None
-        draws = jax.jit(jax.vmap(lambda noises: parameters_at(chained, q, noises)))(noises)
+        draws = jax.jit(jax.vmap(lambda noises: parameters_at(chained, q, noises)))(
+            noises
+        )
     shape, rate = (np.asarray(draws[site])[..., 0] for site in ("shape", "rate"))
     # E rate = E shape / 2; Var = E shape / 4 + Var shape / 4.
     mean = np.array([2.5, 9.0])
     variance = np.array([1.25, 9.0])
-    for scores in (*z_scores(shape, mean, variance), *z_scores(rate, mean / 2, mean / 4 + variance / 4)):
+    for scores in (
+        *z_scores(shape, mean, variance),
+        *z_scores(rate, mean / 2, mean / 4 + variance / 4),
+    ):
         assert np.abs(scores).max() < 5.0

@@ -32,17 +32,26 @@ def dropped(model, n, d):
     size, a = model.n_components, model.weight_concentration_prior_
     nu = model.degrees_of_freedom_prior_
     log_det = np.linalg.slogdet(np.reshape(model.covariance_prior_, (d, d)))[1]
-    wishart = nu * log_det / 2 - nu * d * np.log(2) / 2 - sum(gammaln((nu - i) / 2) for i in range(d))
+    wishart = (
+        nu * log_det / 2
+        - nu * d * np.log(2) / 2
+        - sum(gammaln((nu - i) / 2) for i in range(d))
+    )
     one = d / 2 * np.log(model.mean_precision_prior_) + wishart
-    return gammaln(size * a) - size * gammaln(a) + size * one - n * d / 2 * np.log(2 * np.pi)
+    return (
+        gammaln(size * a)
+        - size * gammaln(a)
+        + size * one
+        - n * d / 2 * np.log(2 * np.pi)
+    )
 
 
 def two_groups(d, n=60):
     rng = np.random.default_rng(0)
     far = rng.random((n, 1)) < 0.4
-    return rng.normal(size=(n, d)) * np.where(far, 0.7, 1.0) + np.where(far, 9.0, 5.0), rng.dirichlet(
-        np.ones(2), n
-    )
+    return rng.normal(size=(n, d)) * np.where(far, 0.7, 1.0) + np.where(
+        far, 9.0, 5.0
+    ), rng.dirichlet(np.ones(2), n)
 
 
 def fitted(form, d, reg_covar=0.0, max_iter=300):
@@ -69,8 +78,12 @@ def same_prior(form, d, model):
     return {
         "full": lambda: gaussian(d, **shared, df=nu, scale=psi),
         "tied": lambda: tied_gaussian(d, **shared, df=nu, scale=psi),
-        "diag": lambda: diagonal_gaussian(d, **shared, concentration=nu / 2, rate=np.asarray(psi) / 2),
-        "spherical": lambda: spherical_gaussian(d, **shared, concentration=d * nu / 2, rate=d * psi / 2),
+        "diag": lambda: diagonal_gaussian(
+            d, **shared, concentration=nu / 2, rate=np.asarray(psi) / 2
+        ),
+        "spherical": lambda: spherical_gaussian(
+            d, **shared, concentration=d * nu / 2, rate=d * psi / 2
+        ),
     }[form]()
 
 
@@ -81,15 +94,24 @@ def ours(key, x, start, component, **options):
         "start": nt.mixtures.starts.given_responsibilities(start),
         **options,
     }
-    return nt.mixtures.fit(key, x, component, num_components=2, concentration=0.7, num_samples=0, **options)
+    return nt.mixtures.fit(
+        key, x, component, num_components=2, concentration=0.7, num_samples=0, **options
+    )
 
 
 @pytest.mark.parametrize(("form", "d"), [("full", 2), ("diag", 1), ("spherical", 1)])
-def test_bound_is_that_of_our_ascent_and_scikit_learns_with_its_constants(form, d, key, x64):
+def test_bound_is_that_of_our_ascent_and_scikit_learns_with_its_constants(
+    form, d, key, x64
+):
     x, start, model = fitted(form, d)
-    fit, own = from_sklearn(key, model, x, num_samples=0), ours(key, x, start, same_prior(form, d, model))
+    fit, own = (
+        from_sklearn(key, model, x, num_samples=0),
+        ours(key, x, start, same_prior(form, d, model)),
+    )
     assert fit.objective == pytest.approx(own.objective, rel=1e-8)
-    assert fit.objective == pytest.approx(model.lower_bound_ + dropped(model, len(x), d), rel=1e-8)
+    assert fit.objective == pytest.approx(
+        model.lower_bound_ + dropped(model, len(x), d), rel=1e-8
+    )
     np.testing.assert_allclose(fit.counts, own.counts, rtol=1e-4)
     np.testing.assert_allclose(fit.posterior.loc, own.posterior.loc, rtol=1e-4)
     assert fit.bound is None
@@ -101,7 +123,12 @@ def test_bound_is_that_of_our_ascent_and_scikit_learns_with_its_constants(form, 
 def test_default_weights_are_sticks_of_which_the_last_is_whole(size, key, x64):
     x, _ = two_groups(2)
     model = BayesianGaussianMixture(
-        n_components=size, weight_concentration_prior=0.7, reg_covar=0.0, tol=1e-11, max_iter=2000, random_state=0
+        n_components=size,
+        weight_concentration_prior=0.7,
+        reg_covar=0.0,
+        tol=1e-11,
+        max_iter=2000,
+        random_state=0,
     ).fit(x)
     fit = from_sklearn(key, model, x, num_samples=0)
     # Theirs, with the constants of the components and of a stick for each.
@@ -134,13 +161,18 @@ def test_other_forms_are_factors_whose_bound_our_ascent_raises(form, key, x64):
 def test_regularisation_lowers_the_bound(key, x64):
     x, _, plain = fitted("full", 2)
     _, _, regularised = fitted("full", 2, reg_covar=0.3)
-    bounds = [from_sklearn(key, model, x, num_samples=0).objective for model in (plain, regularised)]
+    bounds = [
+        from_sklearn(key, model, x, num_samples=0).objective
+        for model in (plain, regularised)
+    ]
     assert bounds[1] < bounds[0] - 0.1
 
 
 def test_lower_bound_prefers_four_components_where_the_bound_prefers_three(key):
     rng = np.random.default_rng(1)
-    x = np.concatenate([rng.normal(size=(50, 2)) + centre for centre in [(0, 0), (5, 0), (2.5, 5)]])
+    x = np.concatenate(
+        [rng.normal(size=(50, 2)) + centre for centre in [(0, 0), (5, 0), (2.5, 5)]]
+    )
     lower_bounds, objectives = {}, {}
     for size in (2, 3, 4):
         model = BayesianGaussianMixture(
@@ -169,7 +201,9 @@ def test_results_take_part_in_what_fits_do(key):
 
 def test_refusals_say_what_to_do(key):
     x, _ = two_groups(2)
-    with pytest.raises(TypeError, match="got a GaussianMixture: an EM fit has no factors"):
+    with pytest.raises(
+        TypeError, match="got a GaussianMixture: an EM fit has no factors"
+    ):
         from_sklearn(key, GaussianMixture(2), x)
     with pytest.raises(ValueError, match="not fitted"):
         from_sklearn(key, BayesianGaussianMixture(n_components=2), x)

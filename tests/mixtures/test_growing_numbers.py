@@ -52,7 +52,9 @@ def test_numbers_beyond_the_default_are_found_and_its_end_is_no_answer():
     component = nt.components.known_variance(1, prior_scale=40.0)
     growing = select(x, component, num_components=None)
     assert growing.num_components == 10
-    with pytest.warns(UserWarning, match="K = 8, the largest that was compared, is selected"):
+    with pytest.warns(
+        UserWarning, match="K = 8, the largest that was compared, is selected"
+    ):
         default = select(x, component)
     assert default.at_end
     assert default.attrs["at_end"] == 1
@@ -72,12 +74,17 @@ def test_probabilities_end_for_certain():
     # What dyadic weights leave after K is 2^-K.
     assert list(choice.fits) == list(range(1, math.ceil(-best / math.log(2.0)) + 1))
     # Labels have no upper bound.
-    assert "certain" not in select(x, family, num_components=None, label_multiplicity=True).stopped
+    assert (
+        "certain"
+        not in select(x, family, num_components=None, label_multiplicity=True).stopped
+    )
 
 
 @pytest.mark.full
 def test_there_are_no_more_components_than_rows():
-    choice = select(np.array([[0.0], [20.0], [40.0]]), FAMILIES["unit"], num_components=None)
+    choice = select(
+        np.array([[0.0], [20.0], [40.0]]), FAMILIES["unit"], num_components=None
+    )
     assert list(choice.fits) == [1, 2, 3]
     assert choice.stopped.startswith("K = 3 is the largest that is tried")
 
@@ -85,8 +92,14 @@ def test_there_are_no_more_components_than_rows():
 @pytest.mark.parametrize(
     ("family", "x"),
     [
-        (nt.components.bernoulli(2), [[0, 1], [0, 1], [1, 1], [np.nan, 1], [np.nan, 0], [np.nan, np.nan]]),
-        (nt.components.categorical([3, 2]), [[0, 1], [2, 1], [0, 0], [0, 0], [np.nan, 1], [1, np.nan]]),
+        (
+            nt.components.bernoulli(2),
+            [[0, 1], [0, 1], [1, 1], [np.nan, 1], [np.nan, 0], [np.nan, np.nan]],
+        ),
+        (
+            nt.components.categorical([3, 2]),
+            [[0, 1], [2, 1], [0, 0], [0, 0], [np.nan, 1], [1, np.nan]],
+        ),
         (nt.components.poisson(1), [[0], [3], [3], [7]]),
     ],
 )
@@ -98,20 +111,36 @@ def test_no_distribution_has_a_larger_likelihood(family, x):
     rng, levels = np.random.default_rng(0), [np.unique(c[~np.isnan(c)]) for c in x.T]
     rows = np.array(list(itertools.product(*levels)))
     # Rows to the cells that agree with what is observed of them.
-    agrees = np.array([np.all(rows[:, o] == r[o], axis=1) for r, o in zip(x, observed, strict=True)])
+    agrees = np.array(
+        [np.all(rows[:, o] == r[o], axis=1) for r, o in zip(x, observed, strict=True)]
+    )
     for scale in (0.1, 1.0, 10.0):
         masses = rng.dirichlet(np.full(len(rows), scale), size=200)
         with np.errstate(divide="ignore"):
             assert np.all(np.log(masses @ agrees.T) @ weight <= bound + 1e-9)
     whole = observed.all(axis=1)
-    shares = {tuple(r): weight[whole][(x[whole] == r).all(axis=1)].sum() for r in x[whole]}
+    shares = {
+        tuple(r): weight[whole][(x[whole] == r).all(axis=1)].sum() for r in x[whole]
+    }
     of_whole = sum(w * math.log(w / weight[whole].sum()) for w in shares.values())
-    assert largest_log_likelihood(family, x[whole], weight[whole]) == pytest.approx(of_whole, rel=1e-6)
+    assert largest_log_likelihood(family, x[whole], weight[whole]) == pytest.approx(
+        of_whole, rel=1e-6
+    )
 
 
 def test_densities_and_totals_have_their_bounds():
-    assert largest_log_likelihood(nt.components.gaussian(1), np.array([[0.0], [1.0]]), None) == math.inf
-    assert largest_log_likelihood(nt.components.multinomial(2), np.array([[2.0, 1.0], [0.0, 3.0]]), None) == 0.0
+    assert (
+        largest_log_likelihood(
+            nt.components.gaussian(1), np.array([[0.0], [1.0]]), None
+        )
+        == math.inf
+    )
+    assert (
+        largest_log_likelihood(
+            nt.components.multinomial(2), np.array([[2.0, 1.0], [0.0, 3.0]]), None
+        )
+        == 0.0
+    )
 
 
 def test_what_weights_leave():
@@ -125,20 +154,31 @@ def test_what_weights_leave():
     [
         (None, r"^for all K from.*must be a callable"),
         ({1: -1.0, 2: -2.0}, r"^for all K from.*must be a callable"),
-        (lambda ks: {k: -math.log(k + 1) for k in ks}, r"^the prior weights.*sum to.*pass logarithms"),
-        (lambda ks: {k: -math.log(len(ks)) for k in ks}, r"may not depend on how many.*are asked for"),
+        (
+            lambda ks: {k: -math.log(k + 1) for k in ks},
+            r"^the prior weights.*sum to.*pass logarithms",
+        ),
+        (
+            lambda ks: {k: -math.log(len(ks)) for k in ks},
+            r"may not depend on how many.*are asked for",
+        ),
     ],
 )
 def test_a_prior_of_all_numbers_is_one(log_prior, message):
     with pytest.raises(ValueError, match=message):
         nt.mixtures.select_num_components(
-            KEY, np.zeros((40, 1)), FAMILIES["unit"], num_components=None, log_prior=log_prior
+            KEY,
+            np.zeros((40, 1)),
+            FAMILIES["unit"],
+            num_components=None,
+            log_prior=log_prior,
         )
 
 
 def test_dyadic_weights_are_a_prior_of_all_numbers():
     np.testing.assert_allclose(
-        check_countable_prior(1024, nt.dyadic)[[0, 1023]], [math.log(0.5), -1024 * math.log(2)]
+        check_countable_prior(1024, nt.dyadic)[[0, 1023]],
+        [math.log(0.5), -1024 * math.log(2)],
     )
 
 
@@ -148,7 +188,9 @@ def test_numbers_without_an_end_are_refused():
             KEY, np.zeros((4, 1)), FAMILIES["unit"], num_components=itertools.count(1)
         )
     with pytest.raises(ValueError, match="for select_num_components alone"):
-        nt.mixtures.num_components_path(KEY, np.zeros((4, 1)), FAMILIES["unit"], num_components=None)
+        nt.mixtures.num_components_path(
+            KEY, np.zeros((4, 1)), FAMILIES["unit"], num_components=None
+        )
 
 
 def number_found(criterion, patience):
@@ -171,10 +213,17 @@ def test_six_in_succession_are_enough_on_a_grid():
         x = centres[rng.integers(16, size=300)] + 0.12 * rng.normal(size=(300, 2))
         for family in (nt.components.gaussian, nt.components.diagonal_gaussian):
             component = family(2, **nt.components.scaled_to(x))
-            options = {"num_components": range(1, 33), "num_restarts": 16, "num_samples": 20}
+            options = {
+                "num_components": range(1, 33),
+                "num_restarts": 16,
+                "num_samples": 20,
+            }
             choice = select(x, component, **options)
             for patience in found:
-                found[patience] += number_found(choice.columns["criterion"], patience) == choice.num_components
+                found[patience] += (
+                    number_found(choice.columns["criterion"], patience)
+                    == choice.num_components
+                )
     assert found[PATIENCE] >= 23
     assert found[2] < found[4] <= found[PATIENCE]
 
@@ -183,6 +232,8 @@ def test_six_in_succession_are_enough_on_a_grid():
 def test_a_restart_of_maximum_likelihood_that_falls_in_single_precision_does_not_end_a_selection():
     x = np.random.default_rng(0).normal(size=(300, 2))
     x[:150] += 4.0
-    selection = nt.mixtures.select_num_components(KEY, x, nt.components.gaussian(2), num_components=None)
+    selection = nt.mixtures.select_num_components(
+        KEY, x, nt.components.gaussian(2), num_components=None
+    )
     assert selection.num_components == 2
     assert np.isfinite(selection.columns["bic"]).all()

@@ -24,7 +24,9 @@ from numpyro_tempered.mixtures.warm import pad, with_warm
 ALPHA = 0.5
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(3)
-X = np.concatenate([RNG.normal(size=(30, 1)) + centre for centre in (-6.0, 0.0, 1.5, 7.0)])
+X = np.concatenate(
+    [RNG.normal(size=(30, 1)) + centre for centre in (-6.0, 0.0, 1.5, 7.0)]
+)
 COMPONENT = nt.components.known_variance(1, prior_scale=5.0)
 
 
@@ -63,7 +65,11 @@ def test_the_change_does_not_depend_on_the_counts_where_the_prior_of_the_others_
     assert (
         abs(
             least_change(counts, np.full(3, 1 / 3), np.full(4, 1 / 4))
-            - least_change(counts[[0, 0, 0]] * counts.sum() / counts[0] / 3, np.full(3, 1 / 3), np.full(4, 1 / 4))
+            - least_change(
+                counts[[0, 0, 0]] * counts.sum() / counts[0] / 3,
+                np.full(3, 1 / 3),
+                np.full(4, 1 / 4),
+            )
         )
         > 0.1
     )
@@ -71,7 +77,12 @@ def test_the_change_does_not_depend_on_the_counts_where_the_prior_of_the_others_
 
 @functools.partial(jax.jit, static_argnames="component")
 def value_at(component, problem, factors, blocks):
-    return objective(component, problem, factors, sweep(component, coefficients(component, factors), blocks))
+    return objective(
+        component,
+        problem,
+        factors,
+        sweep(component, coefficients(component, factors), blocks),
+    )
 
 
 LARGER = {
@@ -89,37 +100,68 @@ SMALLER = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["known_variance", "poisson", "gaussian", "tied_gaussian", "small_product"])
+@pytest.mark.parametrize(
+    "name", ["known_variance", "poisson", "gaussian", "tied_gaussian", "small_product"]
+)
 def test_an_empty_component_costs_no_more_than_its_weight(name, x64):
     component, x = component_of(name), some_data(name)
-    options = {"alpha": ALPHA, "num_samples": 0, "num_restarts": 2, "tolerance": 1e-13, "max_iter": 5000}
+    options = {
+        "alpha": ALPHA,
+        "num_samples": 0,
+        "num_restarts": 2,
+        "tolerance": 1e-13,
+        "max_iter": 5000,
+    }
     for case, larger in LARGER.items():
-        fit = nt.mixtures.fit(KEY, x, component, num_components=2, concentration=SMALLER[case], **options)
+        fit = nt.mixtures.fit(
+            KEY, x, component, num_components=2, concentration=SMALLER[case], **options
+        )
         source = array_source(prepare(x, component, None), len(larger), 1, fill=False)
-        problem = source.reduce(POSE, problem_of(source.data, Settings(ALPHA, larger), len(larger)))
+        problem = source.reduce(
+            POSE, problem_of(source.data, Settings(ALPHA, larger), len(larger))
+        )
         padded = pad(problem, fit.factors, fit.problem.concentration)
         value = float(value_at(source.data.component, problem, padded, source.blocks))
-        assert value >= fit.objective + least_change(fit.counts, SMALLER[case], larger) - 1e-9
+        assert (
+            value
+            >= fit.objective + least_change(fit.counts, SMALLER[case], larger) - 1e-9
+        )
 
 
 def test_a_padded_fit_starts_where_the_other_ended(x64):
     component, x = component_of("known_variance"), some_data("known_variance")
-    fit = nt.mixtures.fit(KEY, x, component, num_components=2, alpha=ALPHA, num_samples=0, num_restarts=2)
+    fit = nt.mixtures.fit(
+        KEY, x, component, num_components=2, alpha=ALPHA, num_samples=0, num_restarts=2
+    )
     source = array_source(prepare(x, component, None), 4, 1, fill=False)
-    problem = problem_of(source.data, Settings(ALPHA, np.array([1.0, 2.0, 3.0, 4.0])), 4)
-    warm = with_warm(Beginning(4, nt.mixtures.starts.kmeans_plus_plus(), 1), source.data, problem, [fit])
+    problem = problem_of(
+        source.data, Settings(ALPHA, np.array([1.0, 2.0, 3.0, 4.0])), 4
+    )
+    warm = with_warm(
+        Beginning(4, nt.mixtures.starts.kmeans_plus_plus(), 1),
+        source.data,
+        problem,
+        [fit],
+    )
     (padded,) = warm.padded
-    np.testing.assert_array_equal(warm.growth.parent.posterior.loc[:2], fit.factors.posterior.loc)
+    np.testing.assert_array_equal(
+        warm.growth.parent.posterior.loc[:2], fit.factors.posterior.loc
+    )
     np.testing.assert_array_equal(padded.posterior.loc[:2], fit.factors.posterior.loc)
-    np.testing.assert_allclose(padded.posterior.loc[2:], np.asarray(problem.prior.loc)[None].repeat(2, axis=0))
     np.testing.assert_allclose(
-        padded.concentration, [*(np.asarray(fit.factors.concentration) + np.array([0.0, 1.0])), 3.0, 4.0]
+        padded.posterior.loc[2:], np.asarray(problem.prior.loc)[None].repeat(2, axis=0)
+    )
+    np.testing.assert_allclose(
+        padded.concentration,
+        [*(np.asarray(fit.factors.concentration) + np.array([0.0, 1.0])), 3.0, 4.0],
     )
 
 
 def test_a_split_takes_a_part_of_one_component():
     rng = np.random.default_rng(0)
-    points = np.concatenate([rng.normal(size=(40, 2)) + c for c in ([-5, 0], [5, 0], [5, 6])]).astype(np.float32)
+    points = np.concatenate(
+        [rng.normal(size=(40, 2)) + c for c in ([-5, 0], [5, 0], [5, 6])]
+    ).astype(np.float32)
     weight = rng.uniform(0.5, 2.0, 120).astype(np.float32)
     # The first component holds a cluster, the second two; the third and the fourth are empty.
     omega = np.zeros((4, 120), np.float32)
@@ -131,13 +173,16 @@ def test_a_split_takes_a_part_of_one_component():
         (parent,) = np.flatnonzero(np.any(after[:2] != omega[:2], axis=1))
         moved = after[2] > 0
         np.testing.assert_array_equal(after[2][moved], omega[parent][moved])
-        np.testing.assert_array_equal(after[parent], np.where(moved, 0.0, omega[parent]))
+        np.testing.assert_array_equal(
+            after[parent], np.where(moved, 0.0, omega[parent])
+        )
         mass = omega[parent] * weight
         mean = mass @ points / mass.sum()
         # A half plane: what is nearer to the seed than to the mean.
         seeds = points[moved]
         nearer = (
-            np.linalg.norm(points[:, None] - seeds, axis=-1) < np.linalg.norm(points - mean, axis=-1)[:, None]
+            np.linalg.norm(points[:, None] - seeds, axis=-1)
+            < np.linalg.norm(points - mean, axis=-1)[:, None]
         )
         assert np.any(np.all(nearer == moved[:, None], axis=0))
     twice = np.asarray(split(jax.random.key(0), omega, points, weight, 2, 4))
@@ -146,7 +191,13 @@ def test_a_split_takes_a_part_of_one_component():
 
 
 def small(**options):
-    return {"alpha": ALPHA, "num_restarts": 1, "num_samples": 2, "baselines": False, "num_draws": 1} | options
+    return {
+        "alpha": ALPHA,
+        "num_restarts": 1,
+        "num_samples": 2,
+        "baselines": False,
+        "num_draws": 1,
+    } | options
 
 
 @pytest.mark.full
@@ -154,15 +205,22 @@ def test_no_number_of_components_is_worse_than_a_smaller_one(x64):
     # From one start that leaves all data in one component, whatever K.
     start = nt.mixtures.starts.given_responsibilities(np.zeros(len(X), int))
     orders = [6, 1, 4, 2]
-    choice = nt.mixtures.select_num_components(KEY, X, COMPONENT, num_components=orders, start=start, **small())
+    choice = nt.mixtures.select_num_components(
+        KEY, X, COMPONENT, num_components=orders, start=start, **small()
+    )
     assert list(choice.fits) == orders
     table = nt.table(choice).sort_index()
     values, numbers = table["objective"].to_numpy(), table.index.to_numpy()
     assert np.all(values[1:] >= least(values, len(X), numbers) - 1e-8)
     # Splits leave the start that no random restart leaves here.
-    alone = nt.mixtures.fit(KEY, X, COMPONENT, num_components=4, start=start, alpha=ALPHA, num_samples=0)
+    alone = nt.mixtures.fit(
+        KEY, X, COMPONENT, num_components=4, start=start, alpha=ALPHA, num_samples=0
+    )
     assert table.loc[4, "objective"] > alone.objective + 10.0
-    assert [len(choice.fits[k].objectives) for k in (1, 2, 4, 6)] == [1, *[1 + NUM_SPLITS + 1] * 3]
+    assert [len(choice.fits[k].objectives) for k in (1, 2, 4, 6)] == [
+        1,
+        *[1 + NUM_SPLITS + 1] * 3,
+    ]
 
 
 @pytest.mark.full
@@ -170,7 +228,9 @@ def test_the_path_starts_from_both_neighbours(x64):
     start = nt.mixtures.starts.given_responsibilities(np.zeros(len(X), int))
     options = small(start=start, num_components=[1, 2, 3])
     del options["alpha"], options["baselines"], options["num_draws"]
-    path = nt.mixtures.num_components_path(KEY, X, COMPONENT, alphas=[ALPHA, 1.0], **options)
+    path = nt.mixtures.num_components_path(
+        KEY, X, COMPONENT, alphas=[ALPHA, 1.0], **options
+    )
     values = path["num_components_path"]["objective"].sel(alpha=ALPHA).values
     assert np.all(values[1:] >= least(values, len(X), np.array([1, 2, 3])) - 1e-8)
     with pytest.raises(ValueError, match="leave warm_start out"):
@@ -182,7 +242,13 @@ def test_chunks_start_from_a_smaller_fit(x64):
     options = {"alpha": ALPHA, "num_samples": 2, "num_restarts": 1}
     parent = nt.mixtures.fit(KEY, X, COMPONENT, num_components=2, **options)
     grown = nt.mixtures.fit_chunks(
-        KEY, [X[::2], X[1::2]], COMPONENT, num_components=4, warm_start=parent, num_start_rows=40, **options
+        KEY,
+        [X[::2], X[1::2]],
+        COMPONENT,
+        num_components=4,
+        warm_start=parent,
+        num_start_rows=40,
+        **options,
     )
     assert len(grown.objectives) == 1 + NUM_SPLITS + 1
     (bound,) = least(np.array([parent.objective, 0.0]), len(X), np.array([2, 4]))
@@ -190,10 +256,15 @@ def test_chunks_start_from_a_smaller_fit(x64):
     assert grown.objectives[-1] >= bound - 1e-9
     assert grown.objective >= bound - 1e-9
     # A fit of as many components takes the place of the first restart.
-    again = nt.mixtures.fit(KEY, X, COMPONENT, num_components=4, warm_start=[parent, grown], **options)
+    again = nt.mixtures.fit(
+        KEY, X, COMPONENT, num_components=4, warm_start=[parent, grown], **options
+    )
     assert len(again.objectives) == len(grown.objectives)
     np.testing.assert_allclose(again.objectives[0], grown.objective, atol=1e-4)
-    with pytest.raises(ValueError, match="warm_start has 4 components of known_variance; expected at most 3"):
+    with pytest.raises(
+        ValueError,
+        match="warm_start has 4 components of known_variance; expected at most 3",
+    ):
         nt.mixtures.fit(KEY, X, COMPONENT, num_components=3, warm_start=grown)
     with pytest.raises(TypeError, match="warm_start is a int"):
         nt.mixtures.fit(KEY, X, COMPONENT, num_components=3, warm_start=[3])
@@ -203,7 +274,15 @@ def test_chunks_start_from_a_smaller_fit(x64):
 def two_fits():
     with enable_x64():
         return {
-            k: nt.mixtures.fit(KEY, X, COMPONENT, num_components=k, alpha=ALPHA, num_samples=4, num_restarts=4)
+            k: nt.mixtures.fit(
+                KEY,
+                X,
+                COMPONENT,
+                num_components=k,
+                alpha=ALPHA,
+                num_samples=4,
+                num_restarts=4,
+            )
             for k in (1, 2)
         }
 
@@ -221,7 +300,11 @@ def test_starts_that_reach_the_best_are_counted():
 def test_the_spread_is_that_of_the_restarts():
     """Starts from a fit with fewer components agree among each other, which shows nothing."""
     objectives = np.array([-9.0, -7.0, -5.0, -5.0, -5.0, -5.0])
-    state = SimpleNamespace(num_iter=np.full(6, 2), trace=np.tile(objectives, (2, 1)), converged=np.full(6, True))
+    state = SimpleNamespace(
+        num_iter=np.full(6, 2),
+        trace=np.tile(objectives, (2, 1)),
+        converged=np.full(6, True),
+    )
     assert History.of(state, 2, objectives, 2).spread == 3.0
     # After a move.
     state.trace += 1.0

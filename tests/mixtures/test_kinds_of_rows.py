@@ -15,7 +15,9 @@ from numpyro_tempered import mixtures, ppca, sparse
 KEY = jax.random.key(3)
 # Seconds since 1970 in a year beyond 2038: whole numbers that 32 bits do not hold.
 FAR = 3_095_000_000
-WHOLE = np.random.default_rng(0).integers(-2000, 2000, (20, 2)) + np.repeat([[0, 0], [9000, 9000]], 10, axis=0)
+WHOLE = np.random.default_rng(0).integers(-2000, 2000, (20, 2)) + np.repeat(
+    [[0, 0], [9000, 9000]], 10, axis=0
+)
 FLOATS = WHOLE.astype(float)
 TARGET = FLOATS @ [2e-3, 1e-3]
 COMPONENT = nt.components.diagonal_gaussian(2, **nt.components.scaled_to(FLOATS))
@@ -57,23 +59,39 @@ def mesh():
 
 VERBS = {
     "mixtures.fit": lambda x, fits: fit_mixture(x).posterior.loc,
-    "mixtures.em": lambda x, fits: mixtures.em(KEY, x, COMPONENT, **MIXTURE).parameters["loc"],
+    "mixtures.em": lambda x, fits: mixtures.em(KEY, x, COMPONENT, **MIXTURE).parameters[
+        "loc"
+    ],
     "mixtures.select_num_components": lambda x, fits: (
         mixtures.select_num_components(
-            KEY, x, COMPONENT, num_restarts=2, num_components=[2], num_samples=2, baselines=False
+            KEY,
+            x,
+            COMPONENT,
+            num_restarts=2,
+            num_components=[2],
+            num_samples=2,
+            baselines=False,
         ).fit.posterior.loc
     ),
     "mixtures.fit_chunks": lambda x, fits: (
-        mixtures.fit_chunks(KEY, lambda: [x], COMPONENT, num_samples=2, **MIXTURE).posterior.loc
+        mixtures.fit_chunks(
+            KEY, lambda: [x], COMPONENT, num_samples=2, **MIXTURE
+        ).posterior.loc
     ),
-    "mixtures.log_predictive": lambda x, fits: mixtures.log_predictive(fits["mixture"], x),
+    "mixtures.log_predictive": lambda x, fits: mixtures.log_predictive(
+        fits["mixture"], x
+    ),
     "mixtures.predict": lambda x, fits: mixtures.predict(fits["mixture"], x),
-    "mixtures.as_tempered_fit": lambda x, fits: mixtures.as_tempered_fit(KEY, fits["mixture"], x).observed["x"],
+    "mixtures.as_tempered_fit": lambda x, fits: mixtures.as_tempered_fit(
+        KEY, fits["mixture"], x
+    ).observed["x"],
     "mixtures.shard_rows": lambda x, fits: mixtures.shard_rows(x, mesh())[0],
     "components.scaled_to": lambda x, fits: nt.components.scaled_to(x)["loc"],
     "mixtures.to_inference_data": lambda x, fits: log_likelihood(fits["mixture"], x),
     "ppca.fit": lambda x, fits: ppca.fit(KEY, x, num_factors=1).loadings,
-    "ppca.select_num_factors": lambda x, fits: ppca.select_num_factors(KEY, x, [0, 1]).elbo,
+    "ppca.select_num_factors": lambda x, fits: (
+        ppca.select_num_factors(KEY, x, [0, 1]).elbo
+    ),
     "ppca.transform": lambda x, fits: ppca.transform(fits["ppca"], x).loc,
     "ppca.impute": lambda x, fits: ppca.impute(fits["ppca"], x).x,
     "ppca.log_density": lambda x, fits: ppca.log_density(KEY, fits["ppca"], x, 4).value,
@@ -81,11 +99,19 @@ VERBS = {
     "sparse.fit_linear": lambda x, fits: fit_linear(x).posterior.mean,
     "sparse.fit_logistic": lambda x, fits: fit_logistic(x).posterior.mean,
     "sparse.predict": lambda x, fits: sparse.predict(fits["linear"], x).mean,
-    "sparse.predict_proba": lambda x, fits: sparse.predict_proba(KEY, fits["logistic"], x, 4).mean,
-    "sparse.to_inference_data": lambda x, fits: log_likelihood(fits["linear"], x, TARGET),
+    "sparse.predict_proba": lambda x, fits: (
+        sparse.predict_proba(KEY, fits["logistic"], x, 4).mean
+    ),
+    "sparse.to_inference_data": lambda x, fits: log_likelihood(
+        fits["linear"], x, TARGET
+    ),
 }
 # Draws compile the models of NumPyro.
-QUICK = [name for name in VERBS if not name.endswith(("to_inference_data", "select_num_components"))]
+QUICK = [
+    name
+    for name in VERBS
+    if not name.endswith(("to_inference_data", "select_num_components"))
+]
 # Verbs that read rows as others do, by programs of their own.
 READ_ALIKE = {
     "mixtures.fit_chunks",
@@ -97,11 +123,17 @@ READ_ALIKE = {
 }
 
 
-@pytest.mark.parametrize("verb", tiered(VERBS, unit=[name for name in QUICK if name not in READ_ALIKE]))
+@pytest.mark.parametrize(
+    "verb", tiered(VERBS, unit=[name for name in QUICK if name not in READ_ALIKE])
+)
 def test_numbers_of_any_kind_are_the_same_numbers(verb, fits):
     expected = VERBS[verb](FLOATS, fits)
     decimals = [[Decimal(int(value)) for value in row] for row in WHOLE]
-    for rows in (FLOATS.astype(object), np.array(decimals), pd.DataFrame(FLOATS).astype(object)):
+    for rows in (
+        FLOATS.astype(object),
+        np.array(decimals),
+        pd.DataFrame(FLOATS).astype(object),
+    ):
         np.testing.assert_array_equal(VERBS[verb](rows, fits), expected)
 
 
@@ -109,8 +141,12 @@ def test_numbers_of_any_kind_are_the_same_numbers(verb, fits):
 def test_what_holds_no_numbers_is_refused_with_advice(verb, fits):
     dates = pd.date_range("2020-01-01", periods=20)
     refused = {
-        r"dense, got a sparse csr_matrix. Pass x\.toarray\(\)": scipy.sparse.csr_matrix(FLOATS),
-        r"columns \['when'\]\. Pass numbers, such as days": pd.DataFrame({"a": FLOATS[:, 0], "when": dates}),
+        r"dense, got a sparse csr_matrix. Pass x\.toarray\(\)": scipy.sparse.csr_matrix(
+            FLOATS
+        ),
+        r"columns \['when'\]\. Pass numbers, such as days": pd.DataFrame(
+            {"a": FLOATS[:, 0], "when": dates}
+        ),
         r"columns \['for'\]\. Pass numbers, such as days": pd.DataFrame(
             {"a": FLOATS[:, 0], "for": dates - dates[0]}
         ),
@@ -124,18 +160,31 @@ def test_what_holds_no_numbers_is_refused_with_advice(verb, fits):
 def test_whole_numbers_beyond_32_bits_keep_their_digits():
     far = WHOLE + FAR
     near_fit, far_fit = (
-        fit_mixture(x, nt.components.diagonal_gaussian(2, **nt.components.scaled_to(x))) for x in (FLOATS, far)
+        fit_mixture(x, nt.components.diagonal_gaussian(2, **nt.components.scaled_to(x)))
+        for x in (FLOATS, far)
     )
-    np.testing.assert_allclose(far_fit.posterior.loc - FAR, near_fit.posterior.loc, atol=0.01)
-    near, predicted = (mixtures.log_predictive(*pair) for pair in ((near_fit, FLOATS), (far_fit, far)))
+    np.testing.assert_allclose(
+        far_fit.posterior.loc - FAR, near_fit.posterior.loc, atol=0.01
+    )
+    near, predicted = (
+        mixtures.log_predictive(*pair) for pair in ((near_fit, FLOATS), (far_fit, far))
+    )
     np.testing.assert_allclose(predicted, near, atol=1e-4)
     near_fit, far_fit = (ppca.fit(KEY, x, num_factors=1) for x in (FLOATS, far))
     np.testing.assert_allclose(far_fit.mean - FAR, near_fit.mean, atol=0.01)
-    np.testing.assert_allclose(ppca.transform(far_fit, far).loc, ppca.transform(near_fit, FLOATS).loc, atol=1e-4)
-    with pytest.warns(UserWarning, match=r"column 0 of the data is so far from 0 that float32.*let jax have"):
+    np.testing.assert_allclose(
+        ppca.transform(far_fit, far).loc,
+        ppca.transform(near_fit, FLOATS).loc,
+        atol=1e-4,
+    )
+    with pytest.warns(
+        UserWarning,
+        match=r"column 0 of the data is so far from 0 that float32.*let jax have",
+    ):
         far_fit.as_run(far, rng_key=KEY, num_samples=2)
     with pytest.raises(
-        ValueError, match=r"^x holds.*single precision counts in steps of 256.*enable double precision"
+        ValueError,
+        match=r"^x holds.*single precision counts in steps of 256.*enable double precision",
     ):
         mixtures.shard_rows(far, mesh())
     rows, _ = mixtures.shard_rows(WHOLE * 10**6, mesh())
@@ -144,11 +193,16 @@ def test_whole_numbers_beyond_32_bits_keep_their_digits():
 
 @pytest.mark.parametrize(
     ("fit", "predict"),
-    [(fit_linear, sparse.predict), (fit_logistic, lambda *args: sparse.predict_proba(KEY, *args, 50))],
+    [
+        (fit_linear, sparse.predict),
+        (fit_logistic, lambda *args: sparse.predict_proba(KEY, *args, 50)),
+    ],
 )
 def test_columns_far_from_0_predict_as_those_near_0(fit, predict):
     far, far_fit = WHOLE + FAR, fit(WHOLE + FAR)
-    np.testing.assert_allclose(predict(far_fit, far), predict(fit(FLOATS), FLOATS), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        predict(far_fit, far), predict(fit(FLOATS), FLOATS), rtol=1e-4, atol=1e-5
+    )
     run = far_fit.as_run(far, TARGET, rng_key=KEY, num_samples=2)
     np.testing.assert_allclose(run.args[0], FLOATS - FLOATS.mean(axis=0), atol=0.01)
 
@@ -156,14 +210,22 @@ def test_columns_far_from_0_predict_as_those_near_0(fit, predict):
 COUNTS = 1 + np.arange(20) % 3
 WEIGHTED = {
     "fit": lambda weight, fits: fit_mixture(FLOATS, sample_weight=weight).counts,
-    "em": lambda weight, fits: mixtures.em(KEY, FLOATS, COMPONENT, sample_weight=weight, **MIXTURE).counts,
-    "fit_chunks": lambda weight, fits: (
-        mixtures.fit_chunks(KEY, [(FLOATS, weight)], COMPONENT, num_samples=2, **MIXTURE).counts
+    "em": lambda weight, fits: (
+        mixtures.em(KEY, FLOATS, COMPONENT, sample_weight=weight, **MIXTURE).counts
     ),
-    "scaled_to": lambda weight, fits: nt.components.scaled_to(FLOATS, sample_weight=weight)["loc"],
+    "fit_chunks": lambda weight, fits: (
+        mixtures.fit_chunks(
+            KEY, [(FLOATS, weight)], COMPONENT, num_samples=2, **MIXTURE
+        ).counts
+    ),
+    "scaled_to": lambda weight, fits: nt.components.scaled_to(
+        FLOATS, sample_weight=weight
+    )["loc"],
     "shard_rows": lambda weight, fits: mixtures.shard_rows(FLOATS, mesh(), weight)[1],
     "stochastic": lambda weight, fits: (
-        mixtures.stochastic(COMPONENT, num_components=2).init(KEY, FLOATS, weight).counts
+        mixtures.stochastic(COMPONENT, num_components=2)
+        .init(KEY, FLOATS, weight)
+        .counts
     ),
     "as_tempered_fit": lambda weight, fits: mixtures.as_tempered_fit(
         KEY, fits["mixture"], FLOATS, sample_weight=weight
@@ -171,13 +233,22 @@ WEIGHTED = {
 }
 
 
-@pytest.mark.parametrize("verb", tiered(WEIGHTED, unit=["fit", "fit_chunks", "scaled_to", "shard_rows"]))
+@pytest.mark.parametrize(
+    "verb", tiered(WEIGHTED, unit=["fit", "fit_chunks", "scaled_to", "shard_rows"])
+)
 def test_weights_are_numbers_of_any_kind(verb, fits):
     weigh = WEIGHTED[verb]
     expected = weigh(COUNTS.astype(float), fits)
     unmasked = np.ma.masked_array(COUNTS, np.zeros(20, bool))
     nullable = pd.Series(COUNTS, dtype="Int64")
-    for weight in (COUNTS, COUNTS.astype(object), pd.Series(COUNTS), nullable, unmasked, COUNTS.tolist()):
+    for weight in (
+        COUNTS,
+        COUNTS.astype(object),
+        pd.Series(COUNTS),
+        nullable,
+        unmasked,
+        COUNTS.tolist(),
+    ):
         np.testing.assert_array_equal(weigh(weight, fits), expected)
 
 
@@ -185,15 +256,25 @@ def test_weights_are_numbers_of_any_kind(verb, fits):
 def test_weights_that_are_no_numbers_are_refused(verb, fits):
     weigh = WEIGHTED[verb]
     dates = pd.Series(pd.date_range("2020-01-01", periods=20))
-    for weight in (dates, COUNTS + 0j, COUNTS.astype(str), scipy.sparse.csr_matrix(COUNTS[:, None])):
+    for weight in (
+        dates,
+        COUNTS + 0j,
+        COUNTS.astype(str),
+        scipy.sparse.csr_matrix(COUNTS[:, None]),
+    ):
         with pytest.raises(TypeError, match="sample_weight must be"):
             weigh(weight, fits)
-    with pytest.raises(ValueError, match=r"sample_weight must be finite.*and not negative"):
+    with pytest.raises(
+        ValueError, match=r"sample_weight must be finite.*and not negative"
+    ):
         weigh(np.ma.masked_equal(COUNTS, 2), fits)
 
 
 def test_copies_among_many_columns_are_named():
     rows = np.random.default_rng(1).normal(size=(3, 20_000))
     rows[:, [7, 19_999]] = rows[:, [3, 11]]
-    with pytest.warns(UserWarning, match=r"columns \[7, 19999\] of x are copies of earlier ones.*Leave them out"):
+    with pytest.warns(
+        UserWarning,
+        match=r"columns \[7, 19999\] of x are copies of earlier ones.*Leave them out",
+    ):
         ppca.base.warn_of_columns(rows)

@@ -27,11 +27,18 @@ S = 200
 def gaussian_case():
     """Three groups of different sizes, with holes."""
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.normal(size=(n, 2)) * 0.6 + c for n, c in [(8, (0, 5)), (24, (6, 0)), (16, (12, 9))]])
+    x = np.concatenate(
+        [
+            rng.normal(size=(n, 2)) * 0.6 + c
+            for n, c in [(8, (0, 5)), (24, (6, 0)), (16, (12, 9))]
+        ]
+    )
     x[::7, 1] = np.nan
     x[3] = np.nan
     component = diagonal_gaussian(2, loc=5.0, mean_precision=0.05)
-    fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=3, alpha=0.5, num_restarts=3)
+    fit = nt.mixtures.fit(
+        jax.random.key(0), x, component, num_components=3, alpha=0.5, num_restarts=3
+    )
     data = nt.to_inference_data(
         fit,
         x,
@@ -54,11 +61,17 @@ def test_groups_dimensions_and_attributes():
     }
     posterior = group(data, "posterior")
     assert posterior["weights"].dims == ("chain", "draw", "component")
-    assert posterior["loc"].dims == posterior["precision"].dims == ("chain", "draw", "component", "feature")
+    assert (
+        posterior["loc"].dims
+        == posterior["precision"].dims
+        == ("chain", "draw", "component", "feature")
+    )
     assert posterior["loc"].shape == (1, S, 3, 2)
     assert list(posterior["feature"].values) == ["a", "b"]
     assert group(data, "log_likelihood")["x"].dims == ("chain", "draw", "row")
-    np.testing.assert_array_equal(group(data, "observed_data")["x"], x.astype(np.float32))
+    np.testing.assert_array_equal(
+        group(data, "observed_data")["x"], x.astype(np.float32)
+    )
     replicates = group(data, "posterior_predictive")["x"]
     assert replicates.dims == ("chain", "draw", "row", "feature")
     assert not np.any(np.isnan(replicates))
@@ -82,10 +95,14 @@ def test_groups_dimensions_and_attributes():
 def test_log_likelihood_is_untempered_and_of_the_observed_entries():
     x, _, data = gaussian_case()
     posterior = group(data, "posterior")
-    p, loc, precision = (posterior[name].values[0] for name in ("weights", "loc", "precision"))
+    p, loc, precision = (
+        posterior[name].values[0] for name in ("weights", "loc", "precision")
+    )
     each = stats.norm.logpdf(x[None, :, None], loc[:, None], precision[:, None] ** -0.5)
     expected = logsumexp(np.log(p)[:, None] + np.nansum(each, axis=-1), axis=-1)
-    np.testing.assert_allclose(group(data, "log_likelihood")["x"][0], expected, rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(
+        group(data, "log_likelihood")["x"][0], expected, rtol=2e-4, atol=2e-4
+    )
 
 
 def test_components_stand_by_their_size_or_as_asked():
@@ -95,11 +112,20 @@ def test_components_stand_by_their_size_or_as_asked():
     # The groups of 24, 16 and 8 rows.
     order = [6, 12, 0]
     posterior = group(data, "posterior")
-    np.testing.assert_allclose(posterior["loc"].mean(("chain", "draw"))[:, 0], order, atol=0.5)
+    np.testing.assert_allclose(
+        posterior["loc"].mean(("chain", "draw"))[:, 0], order, atol=0.5
+    )
     a = group(data, "variational")["concentration"].values
-    np.testing.assert_allclose(posterior["weights"].mean(("chain", "draw")), a / a.sum(), atol=0.05)
+    np.testing.assert_allclose(
+        posterior["weights"].mean(("chain", "draw")), a / a.sum(), atol=0.05
+    )
     by_location = nt.to_inference_data(
-        fit, x, rng_key=jax.random.key(1), num_samples=S, order=np.argsort(fit.posterior.loc[:, 0]), log_lik=False
+        fit,
+        x,
+        rng_key=jax.random.key(1),
+        num_samples=S,
+        order=np.argsort(fit.posterior.loc[:, 0]),
+        log_lik=False,
     )
     assert "log_likelihood" not in group_names(by_location)
     means = group(by_location, "posterior")["loc"].mean(("chain", "draw"))[:, 0]
@@ -112,7 +138,10 @@ def test_draws_have_the_moments_of_the_factors():
     _, fit, data = gaussian_case()
     ordered = nt.mixtures.relabel(fit).posterior
     draws = group(data, "posterior")["precision"].values[0]
-    mean, sd = ordered.concentration / ordered.rate, np.sqrt(ordered.concentration) / ordered.rate
+    mean, sd = (
+        ordered.concentration / ordered.rate,
+        np.sqrt(ordered.concentration) / ordered.rate,
+    )
     assert np.all(np.abs(draws.mean(axis=0) - mean) < 5 * sd / np.sqrt(S))
 
 
@@ -123,7 +152,11 @@ def test_arviz_summarises_plots_and_cross_validates():
     assert "loc[0, a]" in summary.index
     mpl.use("Agg")
     plots = [az.plot_trace] if hasattr(az, "plot_trace") else []
-    plots += [getattr(az, name) for name in ("plot_posterior", "plot_dist") if hasattr(az, name)][:1]
+    plots += [
+        getattr(az, name)
+        for name in ("plot_posterior", "plot_dist")
+        if hasattr(az, name)
+    ][:1]
     assert len(plots) == 2
     with warnings.catch_warnings():
         # ArviZ 0.23 calls what newer releases of matplotlib have deprecated.
@@ -146,17 +179,36 @@ def test_levels_matrices_and_weights_have_their_dimensions():
     rng = np.random.default_rng(0)
     codes = np.stack([rng.integers(0, 2, 20), rng.integers(0, 3, 20)], axis=1)
     options = {"num_components": 2, "num_restarts": 1, "max_iter": 100}
-    fit = nt.mixtures.fit(jax.random.key(0), codes, categorical([2, 3]), tolerance=1e-3, **options)
-    posterior = group(nt.to_inference_data(fit, codes, rng_key=jax.random.key(1), num_samples=S), "posterior")
+    fit = nt.mixtures.fit(
+        jax.random.key(0), codes, categorical([2, 3]), tolerance=1e-3, **options
+    )
+    posterior = group(
+        nt.to_inference_data(fit, codes, rng_key=jax.random.key(1), num_samples=S),
+        "posterior",
+    )
     assert {v.dims[2] for v in posterior.data_vars.values()} == {"component"}
-    assert {posterior[name].shape[-1] for name in posterior.data_vars if name.startswith("probs")} == {2, 3}
+    assert {
+        posterior[name].shape[-1]
+        for name in posterior.data_vars
+        if name.startswith("probs")
+    } == {2, 3}
     x = rng.normal(size=(20, 2))
     weight = np.full(20, 2.0)
     fit = nt.mixtures.fit(
-        jax.random.key(0), x, tied_gaussian(2, df=6.0), sample_weight=weight, tolerance=1e-3, **options
+        jax.random.key(0),
+        x,
+        tied_gaussian(2, df=6.0),
+        sample_weight=weight,
+        tolerance=1e-3,
+        **options,
     )
     data = nt.to_inference_data(
-        fit, x, rng_key=jax.random.key(1), sample_weight=weight, num_samples=S, dims={"loc": ["part", "axis"]}
+        fit,
+        x,
+        rng_key=jax.random.key(1),
+        sample_weight=weight,
+        num_samples=S,
+        dims={"loc": ["part", "axis"]},
     )
     posterior = group(data, "posterior")
     assert posterior["precision"].dims == ("chain", "draw", "feature", "other_feature")

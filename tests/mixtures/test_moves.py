@@ -17,7 +17,10 @@ CENTRES = np.array([[-9.0, 0.0], [-9.0, 4.0], [0.0, 0.0], [9.0, 0.0], [9.0, 4.0]
 
 @pytest.fixture(scope="module")
 def x():
-    return np.repeat(CENTRES, 40, axis=0) + np.random.default_rng(5).normal(size=(200, 2)) * 0.7
+    return (
+        np.repeat(CENTRES, 40, axis=0)
+        + np.random.default_rng(5).normal(size=(200, 2)) * 0.7
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,13 @@ def best(x, component):
     with enable_x64():
         labels = nt.mixtures.starts.given_responsibilities(np.repeat(np.arange(5), 40))
         return nt.mixtures.fit(
-            jax.random.key(1), x, component, num_components=5, start=labels, num_samples=0, num_restarts=4
+            jax.random.key(1),
+            x,
+            component,
+            num_components=5,
+            start=labels,
+            num_samples=0,
+            num_restarts=4,
         )
 
 
@@ -93,11 +102,20 @@ def test_a_move_keeps_all_weight(stuck, x):
         weight = jnp.linspace(0.5, 1.5, len(x))
         blocks = make_blocks(rows, weight, 64)
         for seed in range(6):
-            moved = propose(jax.random.key(seed), stuck.component, stuck.problem, stuck.factors, blocks)
+            moved = propose(
+                jax.random.key(seed),
+                stuck.component,
+                stuck.problem,
+                stuck.factors,
+                blocks,
+            )
             added = moved.concentration - stuck.problem.concentration
             np.testing.assert_allclose(added.sum(), weight.sum(), rtol=1e-12)
             assert np.all(added >= -1e-12)
-            changed = np.abs(moved.posterior.loc - stuck.factors.posterior.loc).max(axis=1) > 1e-3
+            changed = (
+                np.abs(moved.posterior.loc - stuck.factors.posterior.loc).max(axis=1)
+                > 1e-3
+            )
             assert 1 <= changed.sum() <= 5
 
 
@@ -108,12 +126,16 @@ def test_affinity_is_large_where_components_share_data(stuck, x):
         from numpyro_tempered.mixtures.factors import coefficients
 
         shared = affinities(
-            stuck.component, coefficients(stuck.component, stuck.factors), make_blocks(rows, weight, 64)
+            stuck.component,
+            coefficients(stuck.component, stuck.factors),
+            make_blocks(rows, weight, 64),
         )
         omega = np.asarray(nt.mixtures.responsibilities(stuck, x))
     np.testing.assert_allclose(shared, omega.T @ omega, atol=1e-9)
 
 
 def test_one_component_has_no_moves(x, component):
-    fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=1, num_moves=3, num_samples=0)
+    fit = nt.mixtures.fit(
+        jax.random.key(0), x, component, num_components=1, num_moves=3, num_samples=0
+    )
     assert fit.num_moves == 0

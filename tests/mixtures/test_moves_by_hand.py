@@ -30,7 +30,10 @@ from numpyro_tempered.mixtures.warm import with_weights_of
 ALPHA, NOISE, PRIOR_SCALE, PRIOR_CONCENTRATION = 0.5, 0.7, 10.0, 0.75
 # Three components that overlap, and a place that is kept free.
 K = 3
-LOC, SCALE = np.array([[-1.0, 0.0], [0.5, 0.5], [3.0, -1.0]]), np.array([[0.3, 0.2], [0.2, 0.1], [0.4, 0.3]])
+LOC, SCALE = (
+    np.array([[-1.0, 0.0], [0.5, 0.5], [3.0, -1.0]]),
+    np.array([[0.3, 0.2], [0.2, 0.1], [0.4, 0.3]]),
+)
 CONCENTRATION = np.array([3.0, 6.0, 2.0])
 NUM_ROWS = 12
 ROWS = 2.0 * np.random.default_rng(2).normal(size=(NUM_ROWS, 2))
@@ -44,12 +47,20 @@ def components(loc=LOC):
     prior = NormalMean(*(np.asarray(part, np.float64) for part in component.prior))
     free = np.zeros((1, 2)), np.full((1, 2), PRIOR_SCALE)
     posterior = NormalMean(
-        *(np.concatenate(parts) for parts in zip((loc, SCALE), free, strict=True)), np.full((K + 1, 2), NOISE)
+        *(np.concatenate(parts) for parts in zip((loc, SCALE), free, strict=True)),
+        np.full((K + 1, 2), NOISE),
     )
     problem = MixtureProblem(
-        prior, np.append(np.full(K, PRIOR_CONCENTRATION), 0.0), np.asarray(ALPHA), np.asarray(0.0)
+        prior,
+        np.append(np.full(K, PRIOR_CONCENTRATION), 0.0),
+        np.asarray(ALPHA),
+        np.asarray(0.0),
     )
-    return component._replace(prior=None), problem, Factors(np.append(CONCENTRATION, 0.0), posterior)
+    return (
+        component._replace(prior=None),
+        problem,
+        Factors(np.append(CONCENTRATION, 0.0), posterior),
+    )
 
 
 def joint(rows=ROWS, loc=LOC):
@@ -61,7 +72,11 @@ def joint(rows=ROWS, loc=LOC):
 @pytest.fixture(scope="module")
 def move():
     component = components()[0]
-    return jax.jit(lambda key, problem, factors, blocks: propose(key, component, problem, factors, blocks))
+    return jax.jit(
+        lambda key, problem, factors, blocks: propose(
+            key, component, problem, factors, blocks
+        )
+    )
 
 
 @pytest.mark.parametrize("distance", [1.0, 100.0])
@@ -72,7 +87,10 @@ def test_a_move_is_a_merge_or_a_death_and_a_split(move, seed, distance, x64):
     rows = ROWS + (loc - LOC)[np.arange(NUM_ROWS) % K]
     _, problem, factors = components(loc)
     moved = move(
-        jax.random.key(seed), problem, factors, make_blocks(jnp.asarray(rows), jnp.asarray(WEIGHT), BLOCK)
+        jax.random.key(seed),
+        problem,
+        factors,
+        make_blocks(jnp.asarray(rows), jnp.asarray(WEIGHT), BLOCK),
     )
     merge, donor, heir, parent, one, two = jax.random.split(jax.random.key(seed), 6)
     donor = int(jax.random.randint(donor, (), 0, K))
@@ -82,21 +100,31 @@ def test_a_move_is_a_merge_or_a_death_and_a_split(move, seed, distance, x64):
     odds = shared[donor] + 1e-3 * counts.sum() / K
     with np.errstate(divide="ignore"):
         # A place that is kept free has no chance, but a random number.
-        choices = [np.log(np.append(np.where(np.arange(K) == donor, 0.0, each), 0.0)) for each in (odds, counts)]
-    heir, parent = (int(jax.random.categorical(*each)) for each in zip((heir, parent), choices, strict=True))
+        choices = [
+            np.log(np.append(np.where(np.arange(K) == donor, 0.0, each), 0.0))
+            for each in (odds, counts)
+        ]
+    heir, parent = (
+        int(jax.random.categorical(*each))
+        for each in zip((heir, parent), choices, strict=True)
+    )
     if jax.random.bernoulli(merge):
         without = omega.copy()
         without[:, heir] += omega[:, donor]
         without[:, donor] = 0.0
     else:
-        without = softmax(np.where(np.arange(K) == donor, -np.inf, joint(rows, loc)), axis=1)
+        without = softmax(
+            np.where(np.arange(K) == donor, -np.inf, joint(rows, loc)), axis=1
+        )
     # Seeds of the split, of rows behind which the last block fills up.
     standardised = (rows - rows.mean(axis=0)) / rows.std(axis=0)
     filled = 2 * BLOCK - NUM_ROWS
     points = np.pad(standardised, ((0, filled), (0, 0)))
     mass = np.pad(WEIGHT * without[:, parent], (0, filled))
     first = np.square(points - points[draw_row(one, jnp.asarray(mass))]).sum(axis=1)
-    second = np.square(points - points[draw_row(two, jnp.asarray(mass * first))]).sum(axis=1)
+    second = np.square(points - points[draw_row(two, jnp.asarray(mass * first))]).sum(
+        axis=1
+    )
     nearer = (second < first)[:NUM_ROWS]
     after = without.copy()
     after[:, donor] += np.where(nearer, without[:, parent], 0.0)
@@ -104,17 +132,25 @@ def test_a_move_is_a_merge_or_a_death_and_a_split(move, seed, distance, x64):
     counts = ALPHA * after.T @ WEIGHT
     precision = PRIOR_SCALE**-2 + counts[:, None] / NOISE**2
     mean = ALPHA * (after * WEIGHT[:, None]).T @ rows / NOISE**2 / precision
-    np.testing.assert_allclose(moved.concentration, np.append(PRIOR_CONCENTRATION + counts, 0.0), rtol=1e-9)
+    np.testing.assert_allclose(
+        moved.concentration, np.append(PRIOR_CONCENTRATION + counts, 0.0), rtol=1e-9
+    )
     np.testing.assert_allclose(moved.posterior.loc[:K], mean, rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(moved.posterior.scale[:K] ** -2.0, np.tile(precision, (1, 2)), rtol=1e-9)
+    np.testing.assert_allclose(
+        moved.posterior.scale[:K] ** -2.0, np.tile(precision, (1, 2)), rtol=1e-9
+    )
 
 
 def test_components_share_the_products_of_their_responsibilities(x64):
     component, _, factors = components()
     blocks = make_blocks(jnp.asarray(ROWS), jnp.asarray(WEIGHT), BLOCK)
-    shared = jax.jit(lambda factors: affinities(component, coefficients(component, factors), blocks))(factors)
+    shared = jax.jit(
+        lambda factors: affinities(component, coefficients(component, factors), blocks)
+    )(factors)
     omega = softmax(joint(), axis=1)
-    np.testing.assert_allclose(shared[:K, :K], omega.T @ (WEIGHT[:, None] * omega), rtol=1e-9)
+    np.testing.assert_allclose(
+        shared[:K, :K], omega.T @ (WEIGHT[:, None] * omega), rtol=1e-9
+    )
     np.testing.assert_array_equal(shared[K], 0.0)
 
 
@@ -128,10 +164,20 @@ def test_components_share_the_products_of_their_responsibilities(x64):
         ({"size": 1e4}, False),
     ],
 )
-def test_sums_about_0_serve_large_data_that_keep_their_digits(change, is_common, monkeypatch):
-    given = {"is_large": True, "objective": np.array([-1.0, -2.0]), "fall": np.zeros(2), "size": 100.0} | change
+def test_sums_about_0_serve_large_data_that_keep_their_digits(
+    change, is_common, monkeypatch
+):
+    given = {
+        "is_large": True,
+        "objective": np.array([-1.0, -2.0]),
+        "fall": np.zeros(2),
+        "size": 100.0,
+    } | change
     state = SimpleNamespace(
-        objective=given["objective"], fall=given["fall"], point=SimpleNamespace(update=None), active=None
+        objective=given["objective"],
+        fall=given["fall"],
+        point=SimpleNamespace(update=None),
+        active=None,
     )
     asked = []
 
@@ -140,7 +186,11 @@ def test_sums_about_0_serve_large_data_that_keep_their_digits(change, is_common,
         return state
 
     component = nt.components.known_variance(2)
-    source = SimpleNamespace(data=SimpleNamespace(component=component), is_large=given["is_large"], ascend=ascend)
+    source = SimpleNamespace(
+        data=SimpleNamespace(component=component),
+        is_large=given["is_large"],
+        ascend=ascend,
+    )
     sizes = np.array([[1.0, given["size"]]], np.float32)
     monkeypatch.setattr(climb, "for_restarts", lambda *_: sizes)
     assert climb.ascend(source, None, None, None) is state
@@ -150,22 +200,34 @@ def test_sums_about_0_serve_large_data_that_keep_their_digits(change, is_common,
 
 def test_coefficients_about_0_have_the_density_of_those_about_the_centres(x64):
     component, problem, factors = components()
-    at_zero, at_centres = common_coefficients(component, factors), coefficients(component, factors)
+    at_zero, at_centres = (
+        common_coefficients(component, factors),
+        coefficients(component, factors),
+    )
     assert at_zero.centres is None
     from_zero = at_zero.constant + component.statistics(ROWS.T).T @ at_zero.weights.T
     for k in range(K):
         moved = (ROWS - np.asarray(at_centres.centres)[k]).T
-        from_centre = at_centres.constant[k] + component.statistics(moved).T @ at_centres.weights[k]
+        from_centre = (
+            at_centres.constant[k]
+            + component.statistics(moved).T @ at_centres.weights[k]
+        )
         np.testing.assert_allclose(from_zero[:, k], from_centre, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(at_zero.log_weights, at_centres.log_weights)
     # Of the place that is kept free there is no size.
     sizes = common_sizes(component, problem, factors)
-    terms = np.abs(at_zero.weights * component.statistics(np.asarray(factors.posterior.loc).T).T).sum(axis=1)
-    np.testing.assert_allclose(sizes, np.where(np.arange(K + 1) < K, np.abs(at_zero.constant) + terms, 0.0))
+    terms = np.abs(
+        at_zero.weights * component.statistics(np.asarray(factors.posterior.loc).T).T
+    ).sum(axis=1)
+    np.testing.assert_allclose(
+        sizes, np.where(np.arange(K + 1) < K, np.abs(at_zero.constant) + terms, 0.0)
+    )
 
 
 @pytest.mark.parametrize("is_array", [True, False])
-def test_moves_go_on_from_what_is_better_by_more_than_the_tolerance(is_array, monkeypatch):
+def test_moves_go_on_from_what_is_better_by_more_than_the_tolerance(
+    is_array, monkeypatch
+):
     """A rise of .3 nats is taken, one of .1 is none where the tolerance is .2; rows in chunks make no moves."""
 
     def state(objectives, name):
@@ -179,26 +241,44 @@ def test_moves_go_on_from_what_is_better_by_more_than_the_tolerance(is_array, mo
             *[np.ones(size, bool), np.arange(size) / 10.0, np.array(1)],
         )
 
-    states = [state([-9.0, -5.0], "start"), state([-4.7, -6.0], "first"), state([-8.0, -4.6], "second")]
+    states = [
+        state([-9.0, -5.0], "start"),
+        state([-4.7, -6.0], "first"),
+        state([-8.0, -4.6], "second"),
+    ]
     parents, given = [], iter(states)
     monkeypatch.setattr(climb, "ascend", lambda *_: next(given))
     monkeypatch.setattr(
         climb,
         "for_keys",
-        lambda function, component, keys, problem, parent, blocks: parents.append((len(keys), str(parent["of"]))),
+        lambda function, component, keys, problem, parent, blocks: parents.append(
+            (len(keys), str(parent["of"]))
+        ),
     )
-    data = SimpleNamespace(component=SimpleNamespace(name="any"), total=20.0, rows=np.zeros((20, 1)))
-    source = ArraySource(data, None, fill=False) if is_array else SimpleNamespace(data=data)
+    data = SimpleNamespace(
+        component=SimpleNamespace(name="any"), total=20.0, rows=np.zeros((20, 1))
+    )
+    source = (
+        ArraySource(data, None, fill=False) if is_array else SimpleNamespace(data=data)
+    )
     limits = Limits(num_restarts=2, max_iter=9, tolerance=0.01, progress_bar=False)
     outcome = climb.climb(jax.random.key(0), source, None, None, limits, num_moves=2)
     assert outcome.tolerance == pytest.approx(0.2)
     np.testing.assert_array_equal(outcome.history.objectives, [-9.0, -5.0])
     if is_array:
         assert parents == [(2, "start1"), (2, "first0")]
-        assert (outcome.num_moves, str(outcome.factors["of"]), outcome.history.trace[-1]) == (1, "first0", -4.7)
+        assert (
+            outcome.num_moves,
+            str(outcome.factors["of"]),
+            outcome.history.trace[-1],
+        ) == (1, "first0", -4.7)
     else:
         assert parents == []
-        assert (outcome.num_moves, str(outcome.factors["of"]), outcome.history.trace[-1]) == (0, "start1", -5.0)
+        assert (
+            outcome.num_moves,
+            str(outcome.factors["of"]),
+            outcome.history.trace[-1],
+        ) == (0, "start1", -5.0)
     assert outcome.fall == pytest.approx(0.1)
     assert outcome.fallen[0] == 1
 
@@ -210,7 +290,9 @@ def test_random_responsibilities_are_a_dirichlet_over_the_active(key):
     np.testing.assert_allclose(shares.sum(axis=1), 1.0, rtol=1e-5)
     assert np.all(shares[:, 3] == 0.0)
     # Of concentrations 2, 2, 2: mean 1/3, variance (1/3)(2/3)/7.
-    np.testing.assert_allclose(shares[:, :3].mean(axis=0), 1 / 3, atol=5 * np.sqrt(2 / 63 / 4000))
+    np.testing.assert_allclose(
+        shares[:, :3].mean(axis=0), 1 / 3, atol=5 * np.sqrt(2 / 63 / 4000)
+    )
     np.testing.assert_allclose(shares[:, :3].var(axis=0), 2 / 63, rtol=0.15)
 
 
@@ -222,7 +304,11 @@ def test_a_fit_takes_the_form_of_the_weights_of_a_problem_by_its_counts():
 
     def fit(concentration, prior):
         return MixtureFit(
-            None, ALPHA, Factors(concentration, None), MixtureProblem(None, prior, ALPHA, 0.0), *[None] * 13
+            None,
+            ALPHA,
+            Factors(concentration, None),
+            MixtureProblem(None, prior, ALPHA, 0.0),
+            *[None] * 13,
         )
 
     given = fit(dirichlet + counts, dirichlet)

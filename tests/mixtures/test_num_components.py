@@ -29,12 +29,16 @@ def x():
 
 @pytest.fixture(scope="module")
 def choice(x):
-    return nt.mixtures.select_num_components(jax.random.key(0), x, COMPONENT, alpha=0.5, **OPTIONS)
+    return nt.mixtures.select_num_components(
+        jax.random.key(0), x, COMPONENT, alpha=0.5, **OPTIONS
+    )
 
 
 @pytest.fixture(scope="module")
 def path(x):
-    return nt.mixtures.num_components_path(jax.random.key(0), x, COMPONENT, alphas=[1.0, 0.02, 0.5], **OPTIONS)
+    return nt.mixtures.num_components_path(
+        jax.random.key(0), x, COMPONENT, alphas=[1.0, 0.02, 0.5], **OPTIONS
+    )
 
 
 @pytest.mark.full
@@ -50,9 +54,13 @@ def test_the_columns_add_up(choice):
     assert table.index.tolist() == ORDERS
     np.testing.assert_allclose(table["criterion"], table["elbo"] + table["log_prior"])
     np.testing.assert_allclose(table["log_prior"], [-k * math.log(2.0) for k in ORDERS])
-    np.testing.assert_allclose(table["elbo"], 0.5 * table["expected_log_lik"] - table["kl"])
+    np.testing.assert_allclose(
+        table["elbo"], 0.5 * table["expected_log_lik"] - table["kl"]
+    )
     np.testing.assert_allclose(table["weight"].sum(), 1.0)
-    assert table["rank"].tolist() == np.argsort(np.argsort(-table["criterion"])).tolist()
+    assert (
+        table["rank"].tolist() == np.argsort(np.argsort(-table["criterion"])).tolist()
+    )
     # Equal for one component, but for rounding.
     assert np.all(table["objective"] <= table["elbo"] + 1e-9)
     assert np.all(table["converged"])
@@ -80,35 +88,55 @@ def test_baselines_are_those_of_maximum_likelihood(choice, x):
     assert table["bic"].idxmin() == 3
     assert table["icl"].idxmin() == 3
     np.testing.assert_allclose(
-        table.loc[1, "log_lik"], -0.5 * (150 * math.log(2 * math.pi) + 150 * x.var()), rtol=1e-5
+        table.loc[1, "log_lik"],
+        -0.5 * (150 * math.log(2 * math.pi) + 150 * x.var()),
+        rtol=1e-5,
     )
-    np.testing.assert_allclose(table["bic"], -2 * table["log_lik"] + (2 * np.array(ORDERS) - 1) * math.log(150))
+    np.testing.assert_allclose(
+        table["bic"], -2 * table["log_lik"] + (2 * np.array(ORDERS) - 1) * math.log(150)
+    )
 
 
 @pytest.mark.full
 def test_the_result_is_arviz_data_of_the_selected_fit(choice):
-    assert {"model_comparison", "posterior", "log_likelihood", "observed_data"} <= set(group_names(choice.data))
+    assert {"model_comparison", "posterior", "log_likelihood", "observed_data"} <= set(
+        group_names(choice.data)
+    )
     assert choice.data.attrs["selected"] == 3
     posterior = group(choice.data, "posterior")
     assert posterior["weights"].shape == (1, 1000, 3)
     np.testing.assert_allclose(
-        np.sort(posterior["loc"].mean(("chain", "draw")).values[:, 0]), [-4.0, 0.0, 4.0], atol=0.5
+        np.sort(posterior["loc"].mean(("chain", "draw")).values[:, 0]),
+        [-4.0, 0.0, 4.0],
+        atol=0.5,
     )
 
 
 @pytest.mark.full
 def test_the_orders_of_labels_count_in_the_criterion():
     bound = SimpleNamespace(value=-10.0, se=0.1)
-    same = {"bound": bound, "spread": 0.0, "kl": 1.0, "num_best": 2, "objective": -11.0, "alpha": 0.5}
+    same = {
+        "bound": bound,
+        "spread": 0.0,
+        "kl": 1.0,
+        "num_best": 2,
+        "objective": -11.0,
+        "alpha": 0.5,
+    }
     fits = {
-        k: SimpleNamespace(num_components=k, num_occupied=n, converged=True, **same) for k, n in ((1, 1), (4, 2))
+        k: SimpleNamespace(num_components=k, num_occupied=n, converged=True, **same)
+        for k, n in ((1, 1), (4, 2))
     }
     log_weights = np.log([0.5, 0.25])
-    plain, counted = (criterion_columns(fits, log_weights, labels) for labels in (False, True))
+    plain, counted = (
+        criterion_columns(fits, log_weights, labels) for labels in (False, True)
+    )
     np.testing.assert_allclose(plain["criterion"], -10.0 + log_weights)
     # Two of four components hold data: 4! / 2! orders.
     np.testing.assert_allclose(counted["log_labels"], [0.0, np.log(12.0)])
-    np.testing.assert_allclose(counted["criterion"], plain["criterion"] + [0.0, np.log(12.0)])
+    np.testing.assert_allclose(
+        counted["criterion"], plain["criterion"] + [0.0, np.log(12.0)]
+    )
     assert (plain["rank"].tolist(), counted["rank"].tolist()) == ([0, 1], [1, 0])
     np.testing.assert_allclose(plain["expected_log_lik"], -18.0)
 
@@ -127,13 +155,23 @@ def test_uncertain_says_that_the_error_exceeds_the_margin(choice):
 @pytest.mark.full
 def test_labels_add_their_permutations(choice, x):
     labelled = nt.mixtures.select_num_components(
-        jax.random.key(0), x, COMPONENT, alpha=0.5, label_multiplicity=True, baselines=False, **OPTIONS
+        jax.random.key(0),
+        x,
+        COMPONENT,
+        alpha=0.5,
+        label_multiplicity=True,
+        baselines=False,
+        **OPTIONS,
     )
     table = nt.table(labelled)
     occupied = table["num_occupied"].to_numpy()
-    expected = [math.log(math.perm(k, int(o))) for k, o in zip(ORDERS, occupied, strict=True)]
+    expected = [
+        math.log(math.perm(k, int(o))) for k, o in zip(ORDERS, occupied, strict=True)
+    ]
     np.testing.assert_allclose(table["log_labels"], expected, atol=1e-12)
-    np.testing.assert_allclose(table["criterion"], table["elbo"] + table["log_labels"] + table["log_prior"])
+    np.testing.assert_allclose(
+        table["criterion"], table["elbo"] + table["log_labels"] + table["log_prior"]
+    )
     assert "bic" not in table
     assert "log_labels" not in nt.table(choice)
 
@@ -143,7 +181,13 @@ def test_prior_weights_can_turn_the_choice(x):
     # Not less than 1 in e^200 for the true number, and next to nothing for it.
     log_prior = {1: -1.0, 2: -1.0, 3: -400.0}
     turned = nt.mixtures.select_num_components(
-        jax.random.key(0), x, COMPONENT, alpha=0.5, log_prior=log_prior, baselines=False, **OPTIONS
+        jax.random.key(0),
+        x,
+        COMPONENT,
+        alpha=0.5,
+        log_prior=log_prior,
+        baselines=False,
+        **OPTIONS,
     )
     assert turned.num_components == 2
 
@@ -184,46 +228,69 @@ def test_the_path_agrees_with_a_selection(path, choice):
         ({"num_components": [1, 2.0]}, r"positive integers.*at least one, got"),
         ({"num_components": [2, 2]}, "twice"),
         ({"log_prior": {1: 0.0}}, r"log_prior has models.*the fits are"),
-        ({"log_prior": dict.fromkeys(ORDERS, 0.0)}, r"^the prior weights.*sum to 3.*pass logarithms"),
+        (
+            {"log_prior": dict.fromkeys(ORDERS, 0.0)},
+            r"^the prior weights.*sum to 3.*pass logarithms",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(x, change, message):
     with pytest.raises(ValueError, match=message):
-        nt.mixtures.select_num_components(jax.random.key(0), x, COMPONENT, **{**OPTIONS, **change})
+        nt.mixtures.select_num_components(
+            jax.random.key(0), x, COMPONENT, **{**OPTIONS, **change}
+        )
 
 
 @pytest.mark.full
 def test_a_selection_needs_the_bound(x):
     with pytest.raises(ValueError, match="leaves out E1"):
         nt.mixtures.select_num_components(
-            jax.random.key(0), x, COMPONENT, baselines=False, num_components=[1], num_samples=0
+            jax.random.key(0),
+            x,
+            COMPONENT,
+            baselines=False,
+            num_components=[1],
+            num_samples=0,
         )
 
 
 @pytest.mark.parametrize("alphas", [[], [0.5, 0.5]])
 def test_the_alphas_of_a_path_differ(x, alphas):
-    with pytest.raises(ValueError, match=r"^alphas must be.*different numbers, at least one"):
-        nt.mixtures.num_components_path(jax.random.key(0), x, COMPONENT, alphas=alphas, **OPTIONS)
+    with pytest.raises(
+        ValueError, match=r"^alphas must be.*different numbers, at least one"
+    ):
+        nt.mixtures.num_components_path(
+            jax.random.key(0), x, COMPONENT, alphas=alphas, **OPTIONS
+        )
 
 
 @pytest.mark.full
 def test_mixtures_compare_with_other_models(choice, x):
-    fits = {k: nt.mixtures.as_tempered_fit(jax.random.key(k), choice.fits[k], x) for k in (2, 3)}
+    fits = {
+        k: nt.mixtures.as_tempered_fit(jax.random.key(k), choice.fits[k], x)
+        for k in (2, 3)
+    }
     data = nt.compare(fits, log_prior=nt.dyadic, num_samples=20)
     assert data.attrs["selected"] == 3
     table, own = nt.table(data), nt.table(choice)
     np.testing.assert_allclose(table.loc[[2, 3], "elbo"], own.loc[[2, 3], "elbo"])
     # A fit that does not hold its data enters as it is.
-    bare = nt.table(nt.compare({k: choice.fits[k] for k in (2, 3)}, log_prior=nt.dyadic))
+    bare = nt.table(
+        nt.compare({k: choice.fits[k] for k in (2, 3)}, log_prior=nt.dyadic)
+    )
     np.testing.assert_array_equal(bare["elbo"], table["elbo"])
 
 
 @pytest.mark.full
 def test_the_path_is_drawn(path):
     left, right = nt.plots.plot_num_components_path(path)
-    assert [line.get_label() for line in left.get_lines()[1:]] == ["selected", "of these occupied"]
+    assert [line.get_label() for line in left.get_lines()[1:]] == [
+        "selected",
+        "of these occupied",
+    ]
     np.testing.assert_array_equal(
-        left.get_lines()[1].get_ydata(), group(path, "num_components_path")["selected"].values
+        left.get_lines()[1].get_ydata(),
+        group(path, "num_components_path")["selected"].values,
     )
     assert len(right.get_lines()) == 3
     for line in right.get_lines():
@@ -246,15 +313,21 @@ def test_a_mixture_of_one_column_is_drawn(choice, x):
     labels = ax.get_legend_handles_labels()[1]
     assert {"data", "predictive", "components"} <= set(labels)
     curve = next(line for line in ax.get_lines() if line.get_label() == "predictive")
-    np.testing.assert_allclose(np.trapezoid(curve.get_ydata(), curve.get_xdata()), 1.0, atol=0.05)
+    np.testing.assert_allclose(
+        np.trapezoid(curve.get_ydata(), curve.get_xdata()), 1.0, atol=0.05
+    )
     plt.close("all")
 
 
 @pytest.mark.full
 def test_counts_are_drawn_as_masses():
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.poisson(2.0, 60), rng.poisson(15.0, 60)])[:, None].astype(float)
-    fit = nt.mixtures.fit(jax.random.key(0), x, nt.components.poisson(1), num_components=2, num_samples=0)
+    x = np.concatenate([rng.poisson(2.0, 60), rng.poisson(15.0, 60)])[:, None].astype(
+        float
+    )
+    fit = nt.mixtures.fit(
+        jax.random.key(0), x, nt.components.poisson(1), num_components=2, num_samples=0
+    )
     ax = nt.plots.plot_mixture(fit, x)
     assert ax.get_ylabel() == "predictive mass"
     curve = next(line for line in ax.get_lines() if line.get_label() == "predictive")
@@ -268,10 +341,15 @@ def test_two_columns_are_drawn_with_contours():
     rng = np.random.default_rng(0)
     x = np.repeat([[-4.0, 0.0], [4.0, 0.0]], 40, axis=0) + rng.normal(size=(80, 2))
     component = nt.components.known_variance(2, prior_scale=5.0)
-    fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2, num_samples=0)
+    fit = nt.mixtures.fit(
+        jax.random.key(0), x, component, num_components=2, num_samples=0
+    )
     ax = nt.plots.plot_mixture(fit, x)
     # Two clusters of points and one set of contours.
-    assert sum(len(c.get_offsets()) for c in ax.collections if len(c.get_offsets()) > 2) == 80
+    assert (
+        sum(len(c.get_offsets()) for c in ax.collections if len(c.get_offsets()) > 2)
+        == 80
+    )
     assert ax.get_xlabel() == "column 0"
     for columns in ((0, 0), (0, 2)):
         with pytest.raises(ValueError, match="two different ones"):

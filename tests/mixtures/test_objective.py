@@ -36,7 +36,13 @@ from numpyro_tempered.mixtures.factors import (
     penalty,
     update,
 )
-from numpyro_tempered.mixtures.sweep import accumulate, base_sum, log_joint, make_blocks, sweep
+from numpyro_tempered.mixtures.sweep import (
+    accumulate,
+    base_sum,
+    log_joint,
+    make_blocks,
+    sweep,
+)
 
 NAMES = tuple(FAMILIES)
 # Others take seconds each; the formulas of all families are checked one by one in test_components.
@@ -62,7 +68,9 @@ def half_steps(component, prior, rows, weight, omega, alpha, concentration, roun
     """Updates and responsibilities in turn, from responsibilities ``(n, K)``."""
     history = []
     for _ in range(rounds):
-        omega, steps = one_round(component, prior, rows, weight, omega, alpha, concentration)
+        omega, steps = one_round(
+            component, prior, rows, weight, omega, alpha, concentration
+        )
         history.append(steps)
     return omega, jax.tree.map(lambda *leaves: np.stack(leaves), *history)
 
@@ -71,7 +79,9 @@ def objective_after_update(component, problem, entropy, sums):
     """F after the step of the factors: alpha H(omega) + the log evidence of the weighted statistics."""
     counts, statistics = problem.alpha * sums.counts, problem.alpha * sums.statistics
     a = problem.concentration
-    weights = special.dirichlet_log_normaliser(a + counts) - special.dirichlet_log_normaliser(a)
+    weights = special.dirichlet_log_normaliser(
+        a + counts
+    ) - special.dirichlet_log_normaliser(a)
     evidence = component.log_evidence(problem.prior, counts, statistics)
     return problem.alpha * (entropy + problem.base) + weights + evidence
 
@@ -79,15 +89,23 @@ def objective_after_update(component, problem, entropy, sums):
 @functools.partial(jax.jit, static_argnames="component")
 def one_round(component, prior, rows, weight, omega, alpha, concentration):
     blocks = make_blocks(rows, weight, rows.shape[0])
-    problem = MixtureProblem(prior, jnp.asarray(concentration), jnp.asarray(alpha), base_sum(component, blocks))
+    problem = MixtureProblem(
+        prior,
+        jnp.asarray(concentration),
+        jnp.asarray(alpha),
+        base_sum(component, blocks),
+    )
 
     def entropy_of(omega):
         return -jnp.sum(
-            weight[:, None] * jnp.where(omega > 0, omega * jnp.log(jnp.where(omega > 0, omega, 1)), 0)
+            weight[:, None]
+            * jnp.where(omega > 0, omega * jnp.log(jnp.where(omega > 0, omega, 1)), 0)
         )
 
     def definition(factors, joint, omega):
-        inside = jnp.sum(weight[:, None] * omega * joint) + entropy_of(omega) + problem.base
+        inside = (
+            jnp.sum(weight[:, None] * omega * joint) + entropy_of(omega) + problem.base
+        )
         return problem.alpha * inside - penalty(component, problem, factors)
 
     sums = accumulate(component, omega.T[None, None], blocks)
@@ -111,10 +129,16 @@ def one_round(component, prior, rows, weight, omega, alpha, concentration):
 def ascend(component, prior, rows, omega, alpha):
     """The optimum from some start: F and Σ logsumexp there."""
     blocks = make_blocks(rows, jnp.ones(len(rows)), len(rows))
-    problem = MixtureProblem(prior, jnp.asarray(CONCENTRATION), alpha, base_sum(component, blocks))
-    start = update(component, problem, accumulate(component, omega.T[None, None], blocks))
+    problem = MixtureProblem(
+        prior, jnp.asarray(CONCENTRATION), alpha, base_sum(component, blocks)
+    )
+    start = update(
+        component, problem, accumulate(component, omega.T[None, None], blocks)
+    )
     state = begin(jax.tree.map(lambda leaf: leaf[None], start), 5000)
-    step = step_of(TEMPERED_CAVI, component, problem, blocks, jnp.array(float(len(rows))))
+    step = step_of(
+        TEMPERED_CAVI, component, problem, blocks, jnp.array(float(len(rows)))
+    )
     state = advance(step, state, 5000, jnp.array(1e-13))
     best = jax.tree.map(lambda leaf: leaf[0], state.point.factors)
     log_sum = sweep(component, coefficients(component, best), blocks).log_sum
@@ -130,7 +154,14 @@ def run(name, x, omega, alpha, weight=None, concentration=CONCENTRATION, rounds=
     weight = np.ones(len(x)) if weight is None else weight
     with enable_x64():
         last, steps = half_steps(
-            component._replace(prior=None), prior, x, weight, omega, alpha, concentration, rounds
+            component._replace(prior=None),
+            prior,
+            x,
+            weight,
+            omega,
+            alpha,
+            concentration,
+            rounds,
         )
         return np.asarray(last), jax.tree.map(np.asarray, steps)
 
@@ -146,19 +177,34 @@ LABELS = hnp.arrays(np.int64, N, elements=st.integers(0, K - 1))
 
 @pytest.mark.parametrize("name", tiered(NAMES, unit=QUICK))
 @settings(deadline=None, max_examples=12)
-@given(raw=RAW, labels=LABELS, alpha=st.sampled_from(ALPHAS), softness=st.sampled_from([0.0, 0.3]))
-def test_two_forms_agree_and_every_half_step_raises_them(name, raw, labels, alpha, softness):
+@given(
+    raw=RAW,
+    labels=LABELS,
+    alpha=st.sampled_from(ALPHAS),
+    softness=st.sampled_from([0.0, 0.3]),
+)
+def test_two_forms_agree_and_every_half_step_raises_them(
+    name, raw, labels, alpha, softness
+):
     omega = (1 - softness) * np.eye(K)[labels] + softness / K
     x = FAMILIES[name].data(raw)
     _, s = run(name, x, omega, alpha)
     scale = np.abs(s.after_update_closed).max() + np.abs(s.log_sum).max()
-    np.testing.assert_allclose(s.after_update, s.after_update_closed, rtol=1e-9, atol=1e-12 * scale)
-    np.testing.assert_allclose(s.after_responsibilities, s.after_responsibilities_closed, rtol=1e-9)
-    path = np.stack([s.after_update_closed, s.after_responsibilities_closed], axis=1).ravel()
+    np.testing.assert_allclose(
+        s.after_update, s.after_update_closed, rtol=1e-9, atol=1e-12 * scale
+    )
+    np.testing.assert_allclose(
+        s.after_responsibilities, s.after_responsibilities_closed, rtol=1e-9
+    )
+    path = np.stack(
+        [s.after_update_closed, s.after_responsibilities_closed], axis=1
+    ).ravel()
     assert np.diff(path).min() >= -1e-12 * scale
 
 
-@pytest.mark.parametrize(("name", "alpha"), tiered(itertools.product(NAMES, ALPHAS), unit=[("poisson", 0.1)]))
+@pytest.mark.parametrize(
+    ("name", "alpha"), tiered(itertools.product(NAMES, ALPHAS), unit=[("poisson", 0.1)])
+)
 def test_objective_and_responsibilities_are_those_of_the_printed_formulas(name, alpha):
     x, weight = some_data(name), np.arange(N) % 3 + 0.5
     _, s = run(name, x, some_responsibilities(), alpha, weight)
@@ -166,7 +212,9 @@ def test_objective_and_responsibilities_are_those_of_the_printed_formulas(name, 
     for t in (0, ROUNDS - 1):
         expected = oracle.objective(family, x, weight, s.omega[t], alpha, CONCENTRATION)
         np.testing.assert_allclose(s.after_update_closed[t], expected, rtol=1e-9)
-    following = oracle.best_responsibilities(family, x, weight, s.omega[0], alpha, CONCENTRATION)
+    following = oracle.best_responsibilities(
+        family, x, weight, s.omega[0], alpha, CONCENTRATION
+    )
     np.testing.assert_allclose(s.omega[1], following, rtol=1e-8, atol=1e-12)
 
 
@@ -178,7 +226,9 @@ def weights_evidence(total, alpha):
     )
 
 
-@pytest.mark.parametrize("name", tiered([name for name in NAMES if name != "tied_gaussian"], unit=QUICK))
+@pytest.mark.parametrize(
+    "name", tiered([name for name in NAMES if name != "tied_gaussian"], unit=QUICK)
+)
 def test_one_component_has_the_tempered_evidence(name):
     x, alpha = some_data(name), 0.3
     _, s = run(name, x, np.eye(K)[np.zeros(N, int)], alpha)
@@ -193,7 +243,9 @@ def test_one_tied_component_is_an_untied_one():
     x, omega = some_data("gaussian"), np.eye(K)[np.zeros(N, int)]
     _, tied = run("tied_gaussian", x, omega, 0.3)
     _, untied = run("gaussian", x, omega, 0.3)
-    np.testing.assert_allclose(tied.after_update_closed[0], untied.after_update_closed[0], rtol=1e-12)
+    np.testing.assert_allclose(
+        tied.after_update_closed[0], untied.after_update_closed[0], rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,11 +270,16 @@ def test_the_evidence_is_the_integral_of_the_tempered_likelihood(name, low, high
         values, times = np.unique(column, return_counts=True)
 
         def log_value(theta, values=values, times=times):
-            likelihood = sum(k * family.column_log_density(theta, v) for v, k in zip(values, times, strict=True))
+            likelihood = sum(
+                k * family.column_log_density(theta, v)
+                for v, k in zip(values, times, strict=True)
+            )
             return alpha * likelihood + family.column_log_prior(theta, prior)
 
         expected += log_integral(log_value, low, high)
-    np.testing.assert_allclose(s.after_update_closed[0] - weights_evidence(N, alpha), expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        s.after_update_closed[0] - weights_evidence(N, alpha), expected, rtol=1e-9
+    )
 
 
 def log_integral(log_value, low, high):
@@ -236,14 +293,19 @@ def log_integral(log_value, low, high):
     return logsumexp(log_value(nodes[inside]) + np.log(slopes[inside] * step))
 
 
-@pytest.mark.parametrize("name", tiered(["known_variance", "gaussian"], unit=["known_variance"]))
+@pytest.mark.parametrize(
+    "name", tiered(["known_variance", "gaussian"], unit=["known_variance"])
+)
 def test_the_derivative_in_alpha_is_the_log_sum_and_the_optimum_is_convex(name, x64):
     component, x, step = component_of(name), some_data(name), 1e-3
     prior = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), component.prior)
     omega = some_responsibilities()
 
     def optimum(alpha):
-        return jax.tree.map(float, ascend(component._replace(prior=None), prior, x, omega, np.float64(alpha)))
+        return jax.tree.map(
+            float,
+            ascend(component._replace(prior=None), prior, x, omega, np.float64(alpha)),
+        )
 
     middle, slope = optimum(0.5)
     below, above = optimum(0.5 - step)[0], optimum(0.5 + step)[0]
@@ -261,14 +323,24 @@ def test_a_weight_of_two_is_a_row_twice_and_alpha_counts_as_weight(name):
     once = np.repeat([2.0, 0.0], N // 2)
     _, twice = run(name, x, omega, 0.5)
     _, weighted = run(name, x, omega, 0.5, once)
-    np.testing.assert_allclose(weighted.after_responsibilities, twice.after_responsibilities, rtol=1e-11)
+    np.testing.assert_allclose(
+        weighted.after_responsibilities, twice.after_responsibilities, rtol=1e-11
+    )
     # alpha = 1/2 on weights of 2 updates as alpha = 1 on weights of 1, and F's sum over the data is as large.
     _, doubled = run(name, x, omega, 0.5, np.full(N, 2.0))
     _, whole = run(name, x, omega, 1.0)
-    np.testing.assert_allclose(doubled.after_responsibilities, whole.after_responsibilities, rtol=1e-11)
+    np.testing.assert_allclose(
+        doubled.after_responsibilities, whole.after_responsibilities, rtol=1e-11
+    )
 
 
-GAUSSIANS = ("known_variance", "diagonal_gaussian", "spherical_gaussian", "gaussian", "tied_gaussian")
+GAUSSIANS = (
+    "known_variance",
+    "diagonal_gaussian",
+    "spherical_gaussian",
+    "gaussian",
+    "tied_gaussian",
+)
 DEGENERATE = {
     "duplicates": lambda raw: np.zeros_like(raw) + raw[0],
     "a constant column": lambda raw: raw * [1.0, 0.0],
@@ -285,7 +357,9 @@ def test_degenerate_gaussian_data_leave_both_forms_finite_and_equal(name, case):
     _, s = run(name, x, np.eye(K)[np.arange(N) % K], 0.5)
     assert np.isfinite(s.after_update).all()
     np.testing.assert_allclose(s.after_update, s.after_update_closed, rtol=1e-9)
-    np.testing.assert_allclose(s.after_responsibilities, s.after_responsibilities_closed, rtol=1e-9)
+    np.testing.assert_allclose(
+        s.after_responsibilities, s.after_responsibilities_closed, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", tiered(NAMES, unit=QUICK))
@@ -297,19 +371,27 @@ def test_an_empty_component_is_at_its_prior_and_costs_nothing_of_its_own(name):
         return
     prior = jax.tree.leaves(component_of(name).prior)
     for leaf, start in zip(jax.tree.leaves(s.posterior), prior, strict=True):
-        np.testing.assert_allclose(leaf[0, 1], np.asarray(start, np.float64), rtol=1e-12)
+        np.testing.assert_allclose(
+            leaf[0, 1], np.asarray(start, np.float64), rtol=1e-12
+        )
 
 
-@pytest.mark.parametrize("name", tiered([name for name in NAMES if name != "tied_gaussian"], unit=QUICK))
+@pytest.mark.parametrize(
+    "name", tiered([name for name in NAMES if name != "tied_gaussian"], unit=QUICK)
+)
 def test_a_step_of_the_factors_raises_the_objective_by_their_divergence(name, x64):
     component, alpha = component_of(name), 0.5
     x = some_data(name)
     _, s = run(name, x, some_responsibilities(), alpha)
-    form = (component.with_missing() if np.isnan(x).any() else component)._replace(prior=None)
+    form = (component.with_missing() if np.isnan(x).any() else component)._replace(
+        prior=None
+    )
     steps = Factors(CONCENTRATION + alpha * s.omega.sum(axis=1), s.posterior)
     before, after = (jax.tree.map(lambda leaf, t=t: leaf[t], steps) for t in (0, 1))
     rise = jax.jit(distance, static_argnames="component")(form, before, after)
-    np.testing.assert_allclose(s.after_update[1] - s.after_responsibilities[0], rise, rtol=1e-6)
+    np.testing.assert_allclose(
+        s.after_update[1] - s.after_responsibilities[0], rise, rtol=1e-6
+    )
 
 
 # scikit-learn's bound is F after its M step, without these constants.
@@ -326,7 +408,9 @@ class GivenStart(BayesianGaussianMixture):
         self._initialize(x, self.resp)
 
 
-def scikit_learn(x, omega, covariance_type, max_iter, a, loc, mean_precision, df, scale):
+def scikit_learn(
+    x, omega, covariance_type, max_iter, a, loc, mean_precision, df, scale
+):
     model = GivenStart(
         resp=omega,
         n_components=omega.shape[1],
@@ -349,7 +433,9 @@ def scikit_learn(x, omega, covariance_type, max_iter, a, loc, mean_precision, df
 def constants(n, d, num_components, a, mean_precision, df, log_det, num_precisions):
     """What has to be added to scikit-learn's bound."""
     weights = gammaln(num_components * a) - num_components * gammaln(a)
-    wishart = 0.5 * df * (log_det - d * np.log(2)) - sum(gammaln(0.5 * (df - i)) for i in range(d))
+    wishart = 0.5 * df * (log_det - d * np.log(2)) - sum(
+        gammaln(0.5 * (df - i)) for i in range(d)
+    )
     means = 0.5 * num_components * d * np.log(mean_precision)
     return weights + means + num_precisions * wishart - 0.5 * n * d * np.log(2 * np.pi)
 
@@ -366,7 +452,9 @@ def test_scikit_learn_ascends_the_same_objective(covariance_type):
     elif covariance_type == "tied":
         component, scale = tied_gaussian(2, **GAUSSIAN_MEAN, df=df, scale=psi), psi
     else:
-        family = {"diag": diagonal_gaussian, "spherical": spherical_gaussian}[covariance_type]
+        family = {"diag": diagonal_gaussian, "spherical": spherical_gaussian}[
+            covariance_type
+        ]
         component = family(1, **GAUSSIAN_MEAN, concentration=df / 2, rate=psi[0, 0] / 2)
         scale = psi[0] if covariance_type == "diag" else psi[0, 0]
     x, omega = some_data("gaussian")[:, :d], some_responsibilities()
@@ -376,7 +464,9 @@ def test_scikit_learn_ascends_the_same_objective(covariance_type):
     offset = constants(N, d, k, a, kappa, df, np.linalg.slogdet(psi)[1], k)
     bounds = []
     for t in range(1, 9):
-        model = scikit_learn(x, omega, covariance_type, t, a, np.full(d, 0.5), kappa, df, scale)
+        model = scikit_learn(
+            x, omega, covariance_type, t, a, np.full(d, 0.5), kappa, df, scale
+        )
         bounds.append(np.ravel(model.lower_bound_)[0] + offset)
     np.testing.assert_allclose(s.after_update_closed[1:], bounds, rtol=1e-8)
     np.testing.assert_allclose(s.posterior.loc[-1], model.means_, rtol=1e-5)

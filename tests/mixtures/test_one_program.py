@@ -13,7 +13,9 @@ from numpyro_tempered.mixtures.factors import Factors, coefficients
 
 COMPILED = []
 jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: COMPILED.append(event) if "backend_compile" in event else None
+    lambda event, seconds, **_: (
+        COMPILED.append(event) if "backend_compile" in event else None
+    )
 )
 OPTIONS = {"num_components": 3, "num_restarts": 3, "alpha": 0.7, "tolerance": 1e-12}
 
@@ -25,12 +27,17 @@ def rows(number, n=400, d=5):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "num_samples"), [(n, s) for n in FAMILIES for s in ([0, 20] if n == "tied_gaussian" else [20])]
+    ("name", "num_samples"),
+    [(n, s) for n in FAMILIES for s in ([0, 20] if n == "tied_gaussian" else [20])],
 )
 def test_what_fills_up_changes_nothing(name, num_samples, monkeypatch):
     component, x = component_of(name), some_data(name)
     weight = np.linspace(0.5, 2.0, len(x))
-    options = OPTIONS | {"concentration": [0.3, 1.0, 2.0], "sample_weight": weight, "num_samples": num_samples}
+    options = OPTIONS | {
+        "concentration": [0.3, 1.0, 2.0],
+        "sample_weight": weight,
+        "num_samples": num_samples,
+    }
     with enable_x64():
         filled = nt.mixtures.fit(jax.random.key(0), x, component, **options)
         monkeypatch.setattr(sweep, "FEW_ROWS", 0)
@@ -41,7 +48,9 @@ def test_what_fills_up_changes_nothing(name, num_samples, monkeypatch):
     if num_samples:
         np.testing.assert_allclose(filled.bound.value, exact.bound.value, rtol=1e-11)
     np.testing.assert_allclose(filled.kl, exact.kl, rtol=1e-9)
-    for ours, expected in zip(*map(jax.tree.leaves, (filled.factors, exact.factors)), strict=True):
+    for ours, expected in zip(
+        *map(jax.tree.leaves, (filled.factors, exact.factors)), strict=True
+    ):
         np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-9)
 
 
@@ -50,11 +59,15 @@ def test_what_fills_up_may_be_anywhere_and_not_finite():
     component = nt.components.known_variance(2, prior_loc=1e30)
     concentration = np.array([2.0, 0.0])
     posterior = broadcast_prior(as_dtype(component.prior, np.float32), 2)
-    posterior = posterior._replace(loc=np.stack([np.ones(2, np.float32), posterior.loc[1]]))
+    posterior = posterior._replace(
+        loc=np.stack([np.ones(2, np.float32), posterior.loc[1]])
+    )
     component = component._replace(prior=None)
     mixture = coefficients(component, Factors(concentration, posterior))
     np.testing.assert_array_equal(mixture.centres, [[1.0, 1.0], [0.0, 0.0]])
-    mixture = mixture._replace(constant=np.array([0.0, np.nan]), weights=np.array([[0.0] * 4, [np.inf] * 4]))
+    mixture = mixture._replace(
+        constant=np.array([0.0, np.nan]), weights=np.array([[0.0] * 4, [np.inf] * 4])
+    )
     joint = sweep.log_joint(component, mixture, np.ones((2, 3), np.float32))
     assert np.isfinite(joint[0]).all()
     assert np.isneginf(joint[1]).all()
@@ -67,7 +80,12 @@ def test_what_fills_up_may_be_anywhere_and_not_finite():
 @pytest.mark.parametrize("name", ["gaussian", "tied_gaussian", "categorical"])
 def test_what_fills_up_changes_nothing_in_em(name, monkeypatch):
     component, x = component_of(name), some_data(name)
-    options = {"num_components": 3, "num_restarts": 2, "pseudo_data": 1.5, "tolerance": 1e-12}
+    options = {
+        "num_components": 3,
+        "num_restarts": 2,
+        "pseudo_data": 1.5,
+        "tolerance": 1e-12,
+    }
     with enable_x64():
         filled = nt.mixtures.em(jax.random.key(0), x, component, **options)
         monkeypatch.setattr(sweep, "FEW_ROWS", 0)
@@ -80,26 +98,51 @@ def test_what_fills_up_changes_nothing_in_em(name, monkeypatch):
 
 @pytest.mark.full
 def test_a_family_is_compiled_once():
-    component, key = nt.components.known_variance(4, prior_scale=10.0), jax.random.key(0)
+    component, key = (
+        nt.components.known_variance(4, prior_scale=10.0),
+        jax.random.key(0),
+    )
     others = [jax.random.key(number) for number in range(4)]
     COMPILED.clear()
     nt.mixtures.fit(key, rows(0, d=4), component, num_components=3)
     # Starts, the ascent, F with E1, and what draws need.
     assert len(COMPILED) <= 4
     COMPILED.clear()
-    nt.mixtures.fit(others[1], rows(1, 500, 4), component, num_components=8, num_restarts=5, alpha=0.3)
-    nt.mixtures.fit(others[2], rows(2, 300, 4), component, num_components=1, max_iter=900, tolerance=1e-4)
+    nt.mixtures.fit(
+        others[1],
+        rows(1, 500, 4),
+        component,
+        num_components=8,
+        num_restarts=5,
+        alpha=0.3,
+    )
+    nt.mixtures.fit(
+        others[2],
+        rows(2, 300, 4),
+        component,
+        num_components=1,
+        max_iter=900,
+        tolerance=1e-4,
+    )
     wider = nt.components.known_variance(4, prior_scale=20.0, scale=np.arange(1.0, 5.0))
     weight = np.linspace(0.0, 2.0, 512)
     nt.mixtures.fit(
-        others[3], rows(3, 512, 4), wider, num_components=2, concentration=[0.1, 3.0], sample_weight=weight
+        others[3],
+        rows(3, 512, 4),
+        wider,
+        num_components=2,
+        concentration=[0.1, 3.0],
+        sample_weight=weight,
     )
     assert not COMPILED
 
 
 @pytest.mark.full
 def test_a_table_is_a_few_programs():
-    component, key = nt.components.known_variance(4, prior_scale=10.0), jax.random.key(0)
+    component, key = (
+        nt.components.known_variance(4, prior_scale=10.0),
+        jax.random.key(0),
+    )
     COMPILED.clear()
     choice = nt.mixtures.select_num_components(
         key, rows(0, d=4), component, num_components=range(2, 5), baselines=False
@@ -107,7 +150,9 @@ def test_a_table_is_a_few_programs():
     assert choice.num_components == 3
     assert len(COMPILED) <= 8
     COMPILED.clear()
-    nt.mixtures.select_num_components(key, rows(1, 450, 4), component, num_components=[2, 8], baselines=False)
+    nt.mixtures.select_num_components(
+        key, rows(1, 450, 4), component, num_components=[2, 8], baselines=False
+    )
     assert not COMPILED
 
 
@@ -121,7 +166,12 @@ def test_a_choice_is_uncertain_where_the_error_of_the_winner_or_of_the_runner_up
         """What is selected where one component is ahead of two by ``lead`` in log prior."""
         log_prior = {k: -1.0 - (k > 1) * lead for k in numbers}
         return nt.mixtures.select_num_components(
-            jax.random.key(0), x, component, num_components=list(numbers), log_prior=log_prior, baselines=False
+            jax.random.key(0),
+            x,
+            component,
+            num_components=list(numbers),
+            log_prior=log_prior,
+            baselines=False,
         )
 
     known = select(0.0).columns
@@ -149,7 +199,10 @@ def test_coordinates_that_count_rows_of_nan_are_refused():
 
 @pytest.mark.full
 def test_coordinates_of_each_row_need_not_know_of_rows_that_fill_up():
-    component, key = nt.components.known_variance(2, prior_scale=10.0), jax.random.key(0)
+    component, key = (
+        nt.components.known_variance(2, prior_scale=10.0),
+        jax.random.key(0),
+    )
     options = {"num_components": 3, "num_restarts": 2, "num_moves": 1, "num_samples": 0}
     plain = component._replace(coordinates=lambda x: x)
     fit = nt.mixtures.fit(key, rows(0, d=2), plain, **options)
@@ -163,13 +216,19 @@ def test_rows_fill_blocks(many, number, monkeypatch):
     x, weight = rows(0, 1100, 2), np.linspace(1.0, 2.0, 1100)
     blocks = sweep.blocks_on_host(x, weight, 128)
     assert blocks.columns.shape == (1, number, 2, 128)
-    np.testing.assert_allclose(np.asarray(sweep.out_of_blocks(blocks.columns))[:1100], x, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(sweep.out_of_blocks(blocks.columns))[:1100], x, rtol=1e-6
+    )
     assert float(blocks.weight.sum()) == pytest.approx(weight.sum(), rel=1e-5)
     points = np.asarray(sweep.points_of(nt.components.known_variance(2), blocks))
-    np.testing.assert_allclose(points[:1100], (x - x.mean(axis=0)) / x.std(axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        points[:1100], (x - x.mean(axis=0)) / x.std(axis=0), rtol=1e-4, atol=1e-5
+    )
     assert not points[1100:].any()
     # What fills up is counted by no sum.
-    total = sweep.over_blocks(lambda columns, weight: (columns * weight).sum(axis=1), blocks)
+    total = sweep.over_blocks(
+        lambda columns, weight: (columns * weight).sum(axis=1), blocks
+    )
     np.testing.assert_allclose(total, weight @ x, rtol=1e-4, atol=1e-2)
 
 

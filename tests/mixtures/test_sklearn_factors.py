@@ -11,7 +11,10 @@ from numpyro_tempered.mixtures.bridges import from_sklearn as module
 from numpyro_tempered.mixtures.result import MixtureFit
 
 D, K = 2, 3
-X = np.random.default_rng(0).normal(size=(40, D)) + 6.0 * (np.arange(40) % 3 > 0)[:, None]
+X = (
+    np.random.default_rng(0).normal(size=(40, D))
+    + 6.0 * (np.arange(40) % 3 > 0)[:, None]
+)
 
 
 def fitted(form, kind="dirichlet_distribution"):
@@ -75,24 +78,35 @@ def test_factors_and_priors_have_the_means_of_scikit_learn(form, taken_over, x64
         np.testing.assert_allclose(p.mean_precision, 0.5)
         np.testing.assert_allclose(q.df, np.broadcast_to(df, (K,)))
         precisions = np.asarray(q.df)[:, None, None] * np.linalg.inv(q.scale)
-        np.testing.assert_allclose(precisions, np.broadcast_to(model.precisions_, (K, D, D)))
+        np.testing.assert_allclose(
+            precisions, np.broadcast_to(model.precisions_, (K, D, D))
+        )
         assert p.df == prior_df
         np.testing.assert_allclose(p.scale, model.covariance_prior_)
     else:
         # Of the gammas of d columns that share a precision one has d times the half degrees of freedom.
         times = D if form == "spherical" else 1
-        np.testing.assert_allclose(q.mean_precision, np.tile(model.mean_precision_[:, None], (1, D)))
+        np.testing.assert_allclose(
+            q.mean_precision, np.tile(model.mean_precision_[:, None], (1, D))
+        )
         np.testing.assert_allclose(p.mean_precision, np.full(D, 0.5))
         concentration = np.asarray(q.concentration)
         np.testing.assert_allclose(concentration.reshape(K, -1)[:, 0], 0.5 * times * df)
         np.testing.assert_allclose(q.concentration / q.rate, model.precisions_)
         np.testing.assert_allclose(p.concentration, 0.5 * times * prior_df)
         np.testing.assert_allclose(p.rate, 0.5 * times * model.covariance_prior_)
-    assert (fit.objective, fit.trace, fit.objectives, fit.bound) == (7.0, [7.0], [7.0], 5)
+    assert (fit.objective, fit.trace, fit.objectives, fit.bound) == (
+        7.0,
+        [7.0],
+        [7.0],
+        5,
+    )
     assert (fit.converged, fit.num_iter, fit.alpha) == (False, 3, 1.0)
 
 
-def test_sticks_have_the_expected_logarithms_of_scikit_learn_but_for_the_last(taken_over, x64):
+def test_sticks_have_the_expected_logarithms_of_scikit_learn_but_for_the_last(
+    taken_over, x64
+):
     model = fitted("full", "dirichlet_process")
     fit = taken_over(model)
     a, b = model.weight_concentration_
@@ -100,14 +114,26 @@ def test_sticks_have_the_expected_logarithms_of_scikit_learn_but_for_the_last(ta
     expected = model._estimate_log_weights() - np.array([0.0, 0.0, last])
     ones, zeros = np.asarray(fit.factors.concentration).T
     before = np.cumsum(digamma(zeros[:-1]) - digamma(ones[:-1] + zeros[:-1]))
-    np.testing.assert_allclose(digamma(ones) - digamma(ones + zeros) + np.append(0.0, before), expected)
-    np.testing.assert_allclose(fit.problem.concentration, [[1.0, 0.7], [1.0, 0.7], [1.0, 0.0]])
+    np.testing.assert_allclose(
+        digamma(ones) - digamma(ones + zeros) + np.append(0.0, before), expected
+    )
+    np.testing.assert_allclose(
+        fit.problem.concentration, [[1.0, 0.7], [1.0, 0.7], [1.0, 0.0]]
+    )
 
 
 def test_what_is_no_fit_is_refused(key):
-    with pytest.raises(TypeError, match="got a GaussianMixture: an EM fit has no factors"):
+    with pytest.raises(
+        TypeError, match="got a GaussianMixture: an EM fit has no factors"
+    ):
         nt.mixtures.from_sklearn(key, GaussianMixture(2), X)
-    with pytest.raises(ValueError, match=r"^this BayesianGaussianMixture is.*not fitted: call its fit first"):
+    with pytest.raises(
+        ValueError,
+        match=r"^this BayesianGaussianMixture is.*not fitted: call its fit first",
+    ):
         nt.mixtures.from_sklearn(key, BayesianGaussianMixture(n_components=2), X)
-    with pytest.raises(ValueError, match=r"missing entries \(NaN\), which scikit-learn cannot.*been fitted to"):
+    with pytest.raises(
+        ValueError,
+        match=r"missing entries \(NaN\), which scikit-learn cannot.*been fitted to",
+    ):
         nt.mixtures.from_sklearn(key, fitted("diag"), np.where(X > 6, np.nan, X))

@@ -23,7 +23,9 @@ ALPHA = 0.5
 
 def data():
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.normal(size=(192, 2)), rng.normal(size=(128, 2)) + np.array([4.0, 2.0])])
+    x = np.concatenate(
+        [rng.normal(size=(192, 2)), rng.normal(size=(128, 2)) + np.array([4.0, 2.0])]
+    )
     return rng.permutation(x)
 
 
@@ -47,7 +49,9 @@ def cavi(responsibilities, num_iter):
 def assert_factors(factors, concentration, loc, scale):
     np.testing.assert_allclose(factors.concentration, concentration, rtol=1e-10)
     np.testing.assert_allclose(factors.posterior.loc, loc, rtol=1e-9)
-    np.testing.assert_allclose(factors.posterior.scale, np.broadcast_to(scale[:, None], (2, 2)), rtol=1e-10)
+    np.testing.assert_allclose(
+        factors.posterior.scale, np.broadcast_to(scale[:, None], (2, 2)), rtol=1e-10
+    )
 
 
 @pytest.mark.full
@@ -82,11 +86,21 @@ def test_the_posterior_as_prior_is_exact_for_one_component(family, key, x64):
     state, _ = rule.update(state, X[:1], jnp.zeros(1))
     statistics = component.statistics(jnp.asarray(X).T)
     n = 2.0 * ALPHA
-    expected = component.update(component.prior, jnp.array([n * len(X)]), n * statistics.sum(axis=1)[None])
+    expected = component.update(
+        component.prior, jnp.array([n * len(X)]), n * statistics.sum(axis=1)[None]
+    )
     factors = rule.factors(state)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), factors.posterior, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10),
+        factors.posterior,
+        expected,
+    )
     np.testing.assert_allclose(factors.concentration, [1.0 + n * len(X)], rtol=1e-12)
-    assert (float(state.total_weight.value), int(state.num_steps), int(state.rejected)) == (2.0 * len(X), 3, 0)
+    assert (
+        float(state.total_weight.value),
+        int(state.num_steps),
+        int(state.rejected),
+    ) == (2.0 * len(X), 3, 0)
 
 
 @pytest.mark.full
@@ -100,10 +114,14 @@ def test_streaming_adds_the_sums_of_batches_to_the_posterior_so_far(key, x64):
     distance = distance + np.square(before.posterior.scale).sum(axis=-1)
     omega = softmax(digamma(before.concentration) - 0.5 * distance, axis=1)
     counts = ALPHA * omega.sum(axis=0)
-    np.testing.assert_allclose(after.concentration, before.concentration + counts, rtol=1e-10)
+    np.testing.assert_allclose(
+        after.concentration, before.concentration + counts, rtol=1e-10
+    )
     old = 1 / np.square(before.posterior.scale)
     precision = old + counts[:, None]
-    np.testing.assert_allclose(1 / np.square(after.posterior.scale), precision, rtol=1e-10)
+    np.testing.assert_allclose(
+        1 / np.square(after.posterior.scale), precision, rtol=1e-10
+    )
     loc = (old * before.posterior.loc + ALPHA * omega.T @ BATCHES[1]) / precision
     np.testing.assert_allclose(after.posterior.loc, loc, rtol=1e-10)
 
@@ -112,14 +130,23 @@ def test_streaming_adds_the_sums_of_batches_to_the_posterior_so_far(key, x64):
 def test_a_step_is_an_average_of_natural_parameters(key, x64):
     # Hoffman et al., equation 15: (1 - rho) lambda + rho lambda-hat.
     options = {"num_components": 2, "alpha": ALPHA, "total": 1000.0}
-    partial, full = (stochastic(COMPONENT, step_size=rho, **options) for rho in (0.3, 1.0))
+    partial, full = (
+        stochastic(COMPONENT, step_size=rho, **options) for rho in (0.3, 1.0)
+    )
     state = partial.init(key, BATCHES[0])
 
     def natural(factors):
         precision = 1 / np.square(factors.posterior.scale)
-        return np.asarray(factors.concentration), precision, precision * factors.posterior.loc
+        return (
+            np.asarray(factors.concentration),
+            precision,
+            precision * factors.posterior.loc,
+        )
 
-    start, end = natural(partial.factors(state)), natural(full.factors(full.update(state, BATCHES[1])[0]))
+    start, end = (
+        natural(partial.factors(state)),
+        natural(full.factors(full.update(state, BATCHES[1])[0])),
+    )
     between = natural(partial.factors(partial.update(state, BATCHES[1])[0]))
     for a, b, c in zip(start, between, end, strict=True):
         np.testing.assert_allclose(b, 0.7 * a + 0.3 * c, rtol=1e-10)
@@ -130,7 +157,9 @@ def test_inner_repetitions_converge_on_the_batch(key, x64):
     # All data in one batch: ten repetitions are ten iterations.
     labels = (X[:, 0] > 1.0) * 1
     options = {"num_components": 2, "alpha": ALPHA, "step_size": 1.0, "total": len(X)}
-    rule = stochastic(COMPONENT, num_inner=10, start=given_responsibilities(labels), **options)
+    rule = stochastic(
+        COMPONENT, num_inner=10, start=given_responsibilities(labels), **options
+    )
     state, _ = rule.update(rule.init(key, X), X)
     assert_factors(rule.factors(state), *cavi(np.eye(2)[labels], 11))
 
@@ -146,8 +175,12 @@ def test_the_log_density_is_the_bound_of_the_responsibilities(key, x64):
     expected = digamma(factors.concentration) - digamma(factors.concentration.sum())
     joint = expected - 0.5 * distance - np.log(2 * np.pi)
     value = np.average(logsumexp(joint, axis=1), weights=weight)
-    np.testing.assert_allclose(rule.log_density(state, BATCHES[1], weight), value, rtol=1e-10)
-    np.testing.assert_allclose(rule.update(state, BATCHES[1], weight)[1], value, rtol=1e-10)
+    np.testing.assert_allclose(
+        rule.log_density(state, BATCHES[1], weight), value, rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        rule.update(state, BATCHES[1], weight)[1], value, rtol=1e-10
+    )
 
 
 @pytest.mark.full
@@ -179,7 +212,9 @@ def test_what_is_no_batch_is_rejected(key):
     state = rule.init(key, BATCHES[0])
     state, _ = rule.update(state, BATCHES[0])
     bad = jnp.asarray(BATCHES[1]).at[3, 0].set(jnp.nan)
-    with pytest.raises(ValueError, match=r"missing entries \(NaN\): stochastic\(missing=True\)"):
+    with pytest.raises(
+        ValueError, match=r"missing entries \(NaN\): stochastic\(missing=True\)"
+    ):
         rule.update(state, bad)
     after, _ = jax.jit(rule.update)(state, bad)
     assert int(after.rejected) == 1
@@ -206,17 +241,30 @@ def test_missing_entries_are_marginalised(key, x64):
         state, _ = rule.update(state, batch)
     form = component.with_missing()
     statistics = ALPHA * form.statistics(jnp.asarray(x).T).sum(axis=1)
-    expected = form.update(component.prior, jnp.array([ALPHA * (len(x) - 1)]), statistics[None])
+    expected = form.update(
+        component.prior, jnp.array([ALPHA * (len(x) - 1)]), statistics[None]
+    )
     factors = rule.factors(state)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), factors.posterior, expected)
-    np.testing.assert_allclose(factors.concentration, [1.0 + ALPHA * (len(x) - 1)], rtol=1e-12)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9),
+        factors.posterior,
+        expected,
+    )
+    np.testing.assert_allclose(
+        factors.concentration, [1.0 + ALPHA * (len(x) - 1)], rtol=1e-12
+    )
 
 
 def test_step_sizes():
     steps = robbins_monro(0.6, 2.0)
-    np.testing.assert_allclose([steps(t) for t in (1, 2, 10)], [3**-0.6, 4**-0.6, 12**-0.6])
+    np.testing.assert_allclose(
+        [steps(t) for t in (1, 2, 10)], [3**-0.6, 4**-0.6, 12**-0.6]
+    )
     assert pickle.loads(pickle.dumps(steps)) == steps
-    of_kappa, of_tau = r"kappa must be in \(0.5, 1\], got", "tau must be at least 0 and finite, got -1.0"
+    of_kappa, of_tau = (
+        r"kappa must be in \(0.5, 1\], got",
+        "tau must be at least 0 and finite, got -1.0",
+    )
     for kappa, tau, message in (
         (0.5, 1.0, of_kappa),
         (1.1, 1.0, of_kappa),
@@ -229,8 +277,16 @@ def test_step_sizes():
 
 def test_wrong_arguments_are_named(key):
     wrong = [
-        ({"step_size": 0.0}, ValueError, r"step_size must be in \(0, 1\], got 0.*the step, or None"),
-        ({"step_size": "fast"}, TypeError, r"step_size must be a number, got 'fast'\. Give a number in \(0, 1\]"),
+        (
+            {"step_size": 0.0},
+            ValueError,
+            r"step_size must be in \(0, 1\], got 0.*the step, or None",
+        ),
+        (
+            {"step_size": "fast"},
+            TypeError,
+            r"step_size must be a number, got 'fast'\. Give a number in \(0, 1\]",
+        ),
         ({"total": -1.0}, ValueError, "total must be positive and finite"),
         ({"alpha": 0.0}, ValueError, r"alpha must be positive.*and finite, got"),
         ({"num_inner": 0}, ValueError, "num_inner must be an integer of at least 1"),
@@ -238,11 +294,18 @@ def test_wrong_arguments_are_named(key):
     for options, error, message in wrong:
         with pytest.raises(error, match=message):
             stochastic(COMPONENT, num_components=2, **options)
-    with pytest.raises(ValueError, match="multinomial does not marginalise missing entries"):
+    with pytest.raises(
+        ValueError, match="multinomial does not marginalise missing entries"
+    ):
         stochastic(multinomial(2), num_components=2, missing=True)
-    with pytest.raises(ValueError, match=r"sample_weight has shape \(3,\); expected \(32,\).*for each row"):
+    with pytest.raises(
+        ValueError,
+        match=r"sample_weight has shape \(3,\); expected \(32,\).*for each row",
+    ):
         stochastic(COMPONENT, num_components=2).init(key, BATCHES[0], np.ones(3))
-    with pytest.raises(TypeError, match=r"step_size is None, which is for streams.*or a function"):
+    with pytest.raises(
+        TypeError, match=r"step_size is None, which is for streams.*or a function"
+    ):
         fit_stochastic(key, [X], COMPONENT, num_components=2, step_size=None)
 
 
@@ -251,7 +314,9 @@ OPTIONS = {"num_components": 2, "alpha": ALPHA, "num_restarts": 2, "num_samples"
 
 @pytest.mark.full
 def test_the_driver_reports_the_objective_of_its_factors(key, x64):
-    result = fit_stochastic(key, [X[:100], X[100:]], COMPONENT, batch_size=32, num_passes=5, **OPTIONS)
+    result = fit_stochastic(
+        key, [X[:100], X[100:]], COMPONENT, batch_size=32, num_passes=5, **OPTIONS
+    )
     optimum = fit(key, X, COMPONENT, tolerance=1e-10, **OPTIONS)
     assert (result.converged, result.num_iter, result.total) == (False, 5, len(X))
     assert len(result.objectives) == 2
@@ -259,15 +324,24 @@ def test_the_driver_reports_the_objective_of_its_factors(key, x64):
     # Near the optimum, and never above it.
     assert optimum.objective - 2.0 < result.objective <= optimum.objective + 1e-9
     # One step of size one on all data, from the start that fit has: its second iteration.
-    single = fit_stochastic(key, [X], COMPONENT, batch_size=320, step_size=1.0, **OPTIONS)
+    single = fit_stochastic(
+        key, [X], COMPONENT, batch_size=320, step_size=1.0, **OPTIONS
+    )
     with pytest.warns(UserWarning, match="has not converged"):
         first = fit(key, X, COMPONENT, max_iter=2, tolerance=0.0, **OPTIONS)
-    np.testing.assert_allclose(np.sort(single.objectives), np.sort(first.objectives), rtol=1e-10)
+    np.testing.assert_allclose(
+        np.sort(single.objectives), np.sort(first.objectives), rtol=1e-10
+    )
 
 
 def test_the_driver_raises_where_steps_are_rejected():
     check_end(np.zeros(2), np.array([-np.inf, 1.0]))
-    with pytest.raises(FloatingPointError, match=r"3 batches were rejected.*a number outside of"):
+    with pytest.raises(
+        FloatingPointError, match=r"3 batches were rejected.*a number outside of"
+    ):
         check_end(np.array([0, 3]), np.ones(2))
-    with pytest.raises(FloatingPointError, match=r"no restart has a finite objective.*or widen the prior"):
+    with pytest.raises(
+        FloatingPointError,
+        match=r"no restart has a finite objective.*or widen the prior",
+    ):
         check_end(np.zeros(2), np.full(2, -np.inf))

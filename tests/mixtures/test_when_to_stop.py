@@ -33,14 +33,22 @@ def fits_of(objectives):
 
 def reason(objectives, log_weights, ceiling=math.inf):
     weights = np.asarray(log_weights, float)
-    return reason_to_stop(fits_of(objectives), log_weights=weights, ceiling=ceiling, label_multiplicity=False)
+    return reason_to_stop(
+        fits_of(objectives),
+        log_weights=weights,
+        ceiling=ceiling,
+        label_multiplicity=False,
+    )
 
 
 def test_k_grows_until_no_larger_one_can_win():
     log_weights = -math.log(2.0) * np.arange(1, 11)
     # What remains of the weights behind the second is 1/4.
     enough = -5.0 - math.log(2.0) - math.log(0.25)
-    assert reason([-5.0, -6.0], log_weights, enough - 1e-6) == "certain: no larger K can win"
+    assert (
+        reason([-5.0, -6.0], log_weights, enough - 1e-6)
+        == "certain: no larger K can win"
+    )
     assert reason([-5.0, -6.0], log_weights, enough + 1e-6) is None
 
 
@@ -48,60 +56,98 @@ def test_k_grows_until_some_in_succession_have_not_improved():
     log_weights = -0.1 * np.arange(1, 30)
     falling = [-9.0, -5.0, *(-6.0 - np.arange(PATIENCE))]
     assert reason(falling[:-1], log_weights) is None
-    assert reason(falling, log_weights) == f"none of the last {PATIENCE} K improved the criterion"
+    assert (
+        reason(falling, log_weights)
+        == f"none of the last {PATIENCE} K improved the criterion"
+    )
     rising = list(np.arange(29.0))
     assert reason(rising[:-1], log_weights) is None
     assert (
-        reason(rising, log_weights) == f"K = 29 is the largest that is tried, a component for each row or {MOST}"
+        reason(rising, log_weights)
+        == f"K = 29 is the largest that is tried, a component for each row or {MOST}"
     )
 
 
 def outcome(fall=0.0, fallen=None, converged=True):
-    return SimpleNamespace(history=SimpleNamespace(converged=converged), fall=fall, fallen=fallen)
+    return SimpleNamespace(
+        history=SimpleNamespace(converged=converged), fall=fall, fallen=fallen
+    )
 
 
 def test_an_objective_that_falls_by_more_than_rounding_is_an_error():
-    data = SimpleNamespace(component=SimpleNamespace(name="own"), rows=np.zeros(1, np.float32))
+    data = SimpleNamespace(
+        component=SimpleNamespace(name="own"), rows=np.zeros(1, np.float32)
+    )
     assert has_converged(data, outcome(), 9.0, 1.0, None)
     fallen = (3, "visit")
-    with pytest.raises(RuntimeError, match=r"restart 3 fell by 2 nats.*component 'own' do not belong"):
-        has_converged(data, outcome(2.0, fallen), 0.0, 1.0, lambda visit: {"visit": 0.5}[visit])
+    with pytest.raises(
+        RuntimeError, match=r"restart 3 fell by 2 nats.*component 'own' do not belong"
+    ):
+        has_converged(
+            data, outcome(2.0, fallen), 0.0, 1.0, lambda visit: {"visit": 0.5}[visit]
+        )
     # Rounding of the step takes as much; or the fall is none that counts.
     assert has_converged(data, outcome(2.0, fallen), 0.5, 1.0, lambda visit: 1.5)
     assert has_converged(data, outcome(0.5, fallen), 0.5, 1.0, lambda visit: 0.0)
-    assert not has_converged(data, outcome(0.5, fallen, False), 9.0, 1.0, lambda visit: 0.0)
+    assert not has_converged(
+        data, outcome(0.5, fallen, False), 9.0, 1.0, lambda visit: 0.0
+    )
 
 
 def test_what_a_step_in_double_precision_still_raises_has_not_converged():
-    data = SimpleNamespace(component=SimpleNamespace(name="own"), rows=np.zeros(1, np.float32))
+    data = SimpleNamespace(
+        component=SimpleNamespace(name="own"), rows=np.zeros(1, np.float32)
+    )
     with pytest.warns(
-        UserWarning, match=r"^the best.*raises its objective by 2 nats, which float32 does not resolve"
+        UserWarning,
+        match=r"^the best.*raises its objective by 2 nats, which float32 does not resolve",
     ):
-        assert not has_converged(data, outcome(0.5, (0, None)), 2.0, 1.0, lambda visit: 0.0)
+        assert not has_converged(
+            data, outcome(0.5, (0, None)), 2.0, 1.0, lambda visit: 0.0
+        )
 
 
-def test_a_path_goes_down_in_alpha_with_the_fits_of_each_power_as_starts_of_the_next(monkeypatch, key):
+def test_a_path_goes_down_in_alpha_with_the_fits_of_each_power_as_starts_of_the_next(
+    monkeypatch, key
+):
     calls = []
 
-    def fit_orders(rng_key, x, component, orders, *, others, alpha, num_restarts, num_samples):
+    def fit_orders(
+        rng_key, x, component, orders, *, others, alpha, num_restarts, num_samples
+    ):
         calls.append((others, alpha, num_restarts, num_samples, orders))
         # The larger the power, the more components.
         value = {0.1: [-3.0, -9.0], 0.5: [-9.0, -3.0], 1.0: [-9.0, -2.0]}[alpha]
-        return {k: fits_of([0.0, 0.0, each])[3] for k, each in zip(orders, value, strict=True)}, None
+        return {
+            k: fits_of([0.0, 0.0, each])[3]
+            for k, each in zip(orders, value, strict=True)
+        }, None
 
     monkeypatch.setattr(path, "fit_orders", fit_orders)
     component = nt.components.known_variance(1)
     data = nt.mixtures.num_components_path(
-        key, [[0.0]], component, alphas=[0.5, 1.0, 0.1], num_components=[1, 3], num_restarts=5, num_samples=4
+        key,
+        [[0.0]],
+        component,
+        alphas=[0.5, 1.0, 0.1],
+        num_components=[1, 3],
+        num_restarts=5,
+        num_samples=4,
     )
-    assert [call[1:] for call in calls] == [(alpha, 5, 4, [1, 3]) for alpha in (1.0, 0.5, 0.1)]
+    assert [call[1:] for call in calls] == [
+        (alpha, 5, 4, [1, 3]) for alpha in (1.0, 0.5, 0.1)
+    ]
     assert [list(call[0]) for call in calls] == [[], [1, 3], [1, 3]]
     found = group(data, "num_components_path")
     assert found["alpha"].values.tolist() == [0.1, 0.5, 1.0]
     assert found["num_components"].values.tolist() == [1, 3]
     assert found["selected"].values.tolist() == [1, 3, 3]
     # Each bound is a nat above the objective, and K has the weight 2^-K.
-    expected = np.array([[-3.0, -9.0], [-9.0, -3.0], [-9.0, -2.0]]) + 1.0 - np.log(2.0) * np.array([1, 3])
+    expected = (
+        np.array([[-3.0, -9.0], [-9.0, -3.0], [-9.0, -2.0]])
+        + 1.0
+        - np.log(2.0) * np.array([1, 3])
+    )
     np.testing.assert_allclose(found["criterion"].values, expected)
     np.testing.assert_allclose(data.attrs["prior_weights"], [0.5, 0.125])
     assert data.attrs["component"] == "known_variance"

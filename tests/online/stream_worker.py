@@ -20,7 +20,11 @@ def data():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM_ROUNDS, NUM_ROWS, DIMENSION))
     eta = x @ np.array([1.0, -2.0, 0.5])
-    return x, eta + rng.normal(size=eta.shape), np.sign(eta + rng.normal(size=eta.shape))
+    return (
+        x,
+        eta + rng.normal(size=eta.shape),
+        np.sign(eta + rng.normal(size=eta.shape)),
+    )
 
 
 class Here:
@@ -76,7 +80,9 @@ def batches(where):
     x, _, labels = data()
     rule = nt.online.aggregate(nt.online.grid(nt.online.ngvi, step_size=[0.25, 1.0]))
     start = rule.init(mean_field())
-    state, losses = nt.online.run(rule, nt.expectations.hinge(), start, where.place(x, 1), where.place(labels, 1))
+    state, losses = nt.online.run(
+        rule, nt.expectations.hinge(), start, where.place(x, 1), where.place(labels, 1)
+    )
     return plain((state.posterior, losses, nt.online.weights(state), state.count))
 
 
@@ -88,7 +94,9 @@ def masked_updates(where):
     rule, loss = nt.online.rvga(0.5), nt.expectations.squared()
     state, on = rule.init(full_rank()), where.place(np.arange(NUM_ROWS) != 5)
     for t in range(4):
-        state, losses = nt.online.update(rule, loss, state, where.place(x[t]), where.place(y[t]), mask=on)
+        state, losses = nt.online.update(
+            rule, loss, state, where.place(x[t]), where.place(y[t]), mask=on
+        )
     return plain((state.posterior, losses, state.cumulative))
 
 
@@ -97,7 +105,9 @@ def model(x, y):
     import numpyro
     import numpyro.distributions as dist
 
-    beta = numpyro.sample("beta", dist.Normal(0.0, 10.0).expand([DIMENSION]).to_event(1))
+    beta = numpyro.sample(
+        "beta", dist.Normal(0.0, 10.0).expand([DIMENSION]).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ beta)
     with numpyro.plate("n", jnp.shape(y)[0]):
         numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
@@ -107,7 +117,9 @@ def online_of_model():
     import numpyro_tempered as nt
 
     quadrature = nt.expectations.gauss_hermite(predictor="eta")
-    return nt.OnlineVI(model, nt.guides.AutoOnlineMultivariateNormal, expectation=quadrature)
+    return nt.OnlineVI(
+        model, nt.guides.AutoOnlineMultivariateNormal, expectation=quadrature
+    )
 
 
 def model_updates(where):
@@ -118,7 +130,9 @@ def model_updates(where):
     online = online_of_model()
     state = online.init(jax.random.key(0), where.place(x[0]), where.place(outcomes[0]))
     for t in range(3):
-        state, losses = online.update(state, where.place(x[t]), where.place(outcomes[t]))
+        state, losses = online.update(
+            state, where.place(x[t]), where.place(outcomes[t])
+        )
     return plain((state.posterior, losses))
 
 
@@ -130,7 +144,10 @@ def model_run(where):
     x, outcomes = x[:, 0], (labels[:, 0] > 0).astype(float)
     online = online_of_model()
     state, losses = online.run(jax.random.key(0), where.place(x), where.place(outcomes))
-    chunks = [(where.place(x[a:b]), where.place(outcomes[a:b])) for a, b in [(0, 20), (20, 60)]]
+    chunks = [
+        (where.place(x[a:b]), where.place(outcomes[a:b]))
+        for a, b in [(0, 20), (20, 60)]
+    ]
     again, _ = online.run_chunks(jax.random.key(0), chunks, size=32, keep="nothing")
     return plain((state.posterior, losses, again.posterior))
 
@@ -141,8 +158,12 @@ def chunks(where):
 
     x, y, _ = data()
     rule, loss = nt.online.rvga(0.5), nt.expectations.squared()
-    parts = [(where.place(x[a:b], 1), where.place(y[a:b], 1)) for a, b in [(0, 20), (20, 60)]]
-    state, losses = nt.online.run_chunks(rule, loss, rule.init(full_rank()), parts, size=16)
+    parts = [
+        (where.place(x[a:b], 1), where.place(y[a:b], 1)) for a, b in [(0, 20), (20, 60)]
+    ]
+    state, losses = nt.online.run_chunks(
+        rule, loss, rule.init(full_rank()), parts, size=16
+    )
     return plain((state.posterior, losses))
 
 
@@ -157,13 +178,20 @@ def many_streams(where):
     rule, loss = nt.online.ngvi(), nt.expectations.hinge()
     start = rule.init(mean_field())
     states = jax.tree.map(
-        lambda leaf: where.place(np.broadcast_to(leaf, (NUM_ROWS, *np.shape(leaf))).copy()), start
+        lambda leaf: where.place(
+            np.broadcast_to(leaf, (NUM_ROWS, *np.shape(leaf))).copy()
+        ),
+        start,
     )
 
     @jax.jit
     def learn(states, x, y):
-        states, losses = jax.vmap(lambda s, x, y: nt.online.run(rule, loss, s, x, y))(states, x, y)
-        return states, jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), (states.posterior, losses))
+        states, losses = jax.vmap(lambda s, x, y: nt.online.run(rule, loss, s, x, y))(
+            states, x, y
+        )
+        return states, jax.tree.map(
+            lambda leaf: jnp.mean(leaf, axis=0), (states.posterior, losses)
+        )
 
     rows = (where.place(np.swapaxes(x, 0, 1).copy()), where.place(labels.T.copy()))
     return plain(learn(states, *rows)[1])
@@ -184,22 +212,38 @@ def refusals(where):
     import numpyro_tempered as nt
 
     x, y, labels = data()
-    rule, hinge, squared = nt.online.ngvi(), nt.expectations.hinge(), nt.expectations.squared()
+    rule, hinge, squared = (
+        nt.online.ngvi(),
+        nt.expectations.hinge(),
+        nt.expectations.squared(),
+    )
     start = rule.init(mean_field())
     # Rows 4 to 7 lie on the second process.
     wrong, missing, empty = labels.copy(), y.copy(), np.full_like(y, np.nan)
     wrong[3, 6], missing[[3, 9], 6] = 7.0, np.nan
     xs = where.place(x, 1)
-    label = message_of(lambda: nt.online.run(rule, hinge, start, xs, where.place(wrong, 1)))
-    nothing = message_of(lambda: nt.online.run(rule, squared, start, xs, where.place(empty, 1)))
-    chunk = message_of(lambda: nt.online.run_chunks(rule, hinge, start, [(xs, where.place(wrong, 1))]))
+    label = message_of(
+        lambda: nt.online.run(rule, hinge, start, xs, where.place(wrong, 1))
+    )
+    nothing = message_of(
+        lambda: nt.online.run(rule, squared, start, xs, where.place(empty, 1))
+    )
+    chunk = message_of(
+        lambda: nt.online.run_chunks(rule, hinge, start, [(xs, where.place(wrong, 1))])
+    )
     online = online_of_model()
     state = online.init(jax.random.key(0), where.place(x[0]), where.place(labels[0]))
-    support = message_of(lambda: online.update(state, where.place(x[0]), where.place(labels[0])))
+    support = message_of(
+        lambda: online.update(state, where.place(x[0]), where.place(labels[0]))
+    )
     with warnings.catch_warnings(record=True) as issued:
         warnings.simplefilter("always", nt.online.StreamWarning)
         nt.online.run(rule, squared, start, xs, where.place(missing, 1))
-    warned = [str(each.message) for each in issued if issubclass(each.category, nt.online.StreamWarning)]
+    warned = [
+        str(each.message)
+        for each in issued
+        if issubclass(each.category, nt.online.StreamWarning)
+    ]
     return [label, nothing, chunk, support, *warned]
 
 
@@ -215,12 +259,23 @@ def different_data(where):
     state, _ = nt.online.update(rule, loss, start, where.place(x[0]), where.place(y[0]))
     t = 1 + where.process
     xs, ys = where.place(x, 1), where.place(y, 1)
-    drawn, key = nt.expectations.monte_carlo(lambda theta, x, y: (y - x @ theta) ** 2), jax.random.key(t)
+    drawn, key = (
+        nt.expectations.monte_carlo(lambda theta, x, y: (y - x @ theta) ** 2),
+        jax.random.key(t),
+    )
     return [
         message_of(lambda: nt.online.update(rule, loss, state, x[t], y[t])),
         message_of(lambda: nt.online.run_chunks(rule, loss, state, [(x[t:], y[t:])])),
-        message_of(lambda: nt.online.run(rule, drawn, rule.init(mean_field()), xs, ys, rng_key=key)),
-        message_of(lambda: nt.online.run_chunks(rule, loss, start._replace(count=start.count + t), [(xs, ys)])),
+        message_of(
+            lambda: nt.online.run(
+                rule, drawn, rule.init(mean_field()), xs, ys, rng_key=key
+            )
+        ),
+        message_of(
+            lambda: nt.online.run_chunks(
+                rule, loss, start._replace(count=start.count + t), [(xs, ys)]
+            )
+        ),
     ]
 
 
@@ -245,7 +300,9 @@ def learn(where, path, killed_before=None, size=8, save_to=None):
     if save_to is not None and save_to.exists():
         state = nt.online.restore(save_to, like=state)
     seen = int(state.count + state.rejected)
-    rows = nt.tables.parquet_chunks(path, "y", part=(jax.process_index(), jax.process_count()))
+    rows = nt.tables.parquet_chunks(
+        path, "y", part=(jax.process_index(), jax.process_count())
+    )
     batches = nt.online.global_batches(rows, size=size, skip=seen)
     sizes = []
     for number, ((x, y), mask) in enumerate(batches, start=seen):
@@ -299,18 +356,30 @@ def saved(where, folder):
 
     def learned(rounds):
         states = jax.tree.map(
-            lambda leaf: where.place(np.broadcast_to(leaf, (NUM_ROWS, *np.shape(leaf))).copy()), start
+            lambda leaf: where.place(
+                np.broadcast_to(leaf, (NUM_ROWS, *np.shape(leaf))).copy()
+            ),
+            start,
         )
-        rows = (where.place(np.swapaxes(x, 0, 1)[:, :rounds].copy()), where.place(y.T[:, :rounds].copy()))
-        states, _ = jax.jit(jax.vmap(lambda s, x, y: nt.online.run(rule, loss, s, x, y)))(states, *rows)
-        keys = jax.jit(jax.vmap(jax.random.key), out_shardings=rows[1].sharding.update(spec=("rows",)))(
-            np.arange(NUM_ROWS)
+        rows = (
+            where.place(np.swapaxes(x, 0, 1)[:, :rounds].copy()),
+            where.place(y.T[:, :rounds].copy()),
         )
+        states, _ = jax.jit(
+            jax.vmap(lambda s, x, y: nt.online.run(rule, loss, s, x, y))
+        )(states, *rows)
+        keys = jax.jit(
+            jax.vmap(jax.random.key),
+            out_shardings=rows[1].sharding.update(spec=("rows",)),
+        )(np.arange(NUM_ROWS))
         return {"states": states, "keys": keys}
 
     def bits(tree):
         parts = [jax.random.key_data(tree["keys"]), *jax.tree.leaves(tree["states"])]
-        return [np.asarray(leaf.addressable_shards[0].data).tobytes().hex() for leaf in parts]
+        return [
+            np.asarray(leaf.addressable_shards[0].data).tobytes().hex()
+            for leaf in parts
+        ]
 
     path, older, newer = folder / "stack.npz", learned(5), learned(9)
     for each in (learned(2), older, newer):
@@ -324,17 +393,25 @@ def saved(where, folder):
     results["damaged"] = bits(nt.online.restore(path, like=newer)) == bits(older)
     nt.online.save(path, newer)
     results["saved again"] = bits(nt.online.restore(path, like=older)) == bits(newer)
-    results["absent"] = message_of(lambda: nt.online.restore(folder / "absent.npz", like=newer))
+    results["absent"] = message_of(
+        lambda: nt.online.restore(folder / "absent.npz", like=newer)
+    )
     (folder / "other.0of3.a.npz").touch()
-    results["number"] = message_of(lambda: nt.online.restore(folder / "other.npz", like=newer))
+    results["number"] = message_of(
+        lambda: nt.online.restore(folder / "other.npz", like=newer)
+    )
     coarse = jax.tree.map(lambda leaf: leaf.astype("float32"), newer["states"])
-    results["form"] = message_of(lambda: nt.online.restore(path, like=newer | {"states": coarse}))
+    results["form"] = message_of(
+        lambda: nt.online.restore(path, like=newer | {"states": coarse})
+    )
     return results
 
 
 def survivor(where, folder, killed_before=None):
     """The stream that is killed, or goes on."""
-    return learn(where, folder / "rows.parquet", killed_before, save_to=folder / "state.npz")
+    return learn(
+        where, folder / "rows.parquet", killed_before, save_to=folder / "state.npz"
+    )
 
 
 NUMBERS = (batches, masked_updates, model_updates, model_run, chunks, many_streams)
@@ -348,12 +425,22 @@ def as_one_of_two(cases, port, process, folder, killed_before=None):
     jax.config.update("jax_enable_x64", True)
     # Older versions take a hundred seconds to miss a process.
     names = inspect.signature(jax.distributed.initialize).parameters
-    options = {"heartbeat_timeout_seconds": 10} if "heartbeat_timeout_seconds" in names else {}
-    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process, **options)
+    options = (
+        {"heartbeat_timeout_seconds": 10}
+        if "heartbeat_timeout_seconds" in names
+        else {}
+    )
+    jax.distributed.initialize(
+        f"localhost:{port}", num_processes=2, process_id=process, **options
+    )
     # As documents of JAX make a mesh: its axes may be explicit.
     where, results = OneOfTwo(jax.make_mesh((2,), ("rows",)), process), {}
     for name in cases:
-        more = {"row_groups": (folder,), "saved": (folder,), "survivor": (folder, killed_before)}.get(name, ())
+        more = {
+            "row_groups": (folder,),
+            "saved": (folder,),
+            "survivor": (folder, killed_before),
+        }.get(name, ())
         results[name] = globals()[name](where, *more)
     return results
 
@@ -363,6 +450,12 @@ if __name__ == "__main__":
     cases, port, process, folder, *killed_before = sys.argv[1:]
     print(
         json.dumps(
-            as_one_of_two(cases.split(","), int(port), int(process), Path(folder), *map(int, killed_before))
+            as_one_of_two(
+                cases.split(","),
+                int(port),
+                int(process),
+                Path(folder),
+                *map(int, killed_before),
+            )
         )
     )

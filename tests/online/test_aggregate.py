@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.online import stream
-from numpyro_tempered.online.experts.aggregate import aggregate, exponential_weights, mix_loss
+from numpyro_tempered.online.experts.aggregate import (
+    aggregate,
+    exponential_weights,
+    mix_loss,
+)
 from numpyro_tempered.online.experts.grid import grid
 from numpyro_tempered.online.experts.state import (
     expert_states,
@@ -37,7 +41,12 @@ def oga(c):
 
 def grids():
     return (
-        grid(nt.online.ngvi, step_size=[0.25, 1.0], prior_scale=[0.5, 2.0], curvature="fisher"),
+        grid(
+            nt.online.ngvi,
+            step_size=[0.25, 1.0],
+            prior_scale=[0.5, 2.0],
+            curvature="fisher",
+        ),
         grid(oga, c=[0.1, 1.0, 3.0]),
     )
 
@@ -56,7 +65,12 @@ RULE = aggregate(*grids())
 
 def make_prior(d=D, dtype=None):
     dtype = jnp.result_type(float) if dtype is None else dtype
-    return MeanField(*(jnp.asarray(np.asarray(leaf, dtype)) for leaf in (np.zeros(d), np.linspace(0.5, 1.5, d))))
+    return MeanField(
+        *(
+            jnp.asarray(np.asarray(leaf, dtype))
+            for leaf in (np.zeros(d), np.linspace(0.5, 1.5, d))
+        )
+    )
 
 
 def make_stream(num_rounds, d=D, dtype=None, seed=0):
@@ -129,12 +143,19 @@ def run_alone(squared):
             state, losses = stream.step(rule, expectation, state, row, None)
             return state, (u, *losses)
 
-        return jax.lax.scan(body, rule.init(prior._replace(scale=factor * prior.scale)), (x, y))
+        return jax.lax.scan(
+            body, rule.init(prior._replace(scale=factor * prior.scale)), (x, y)
+        )
 
     ends, seen = [], []
     for make, pairs in alone():
-        state, leaves = jax.jit(jax.vmap(functools.partial(member, make)))(*np.array(pairs).T)
-        ends += [jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], state.posterior) for k in range(len(pairs))]
+        state, leaves = jax.jit(jax.vmap(functools.partial(member, make)))(
+            *np.array(pairs).T
+        )
+        ends += [
+            jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], state.posterior)
+            for k in range(len(pairs))
+        ]
         seen.append(leaves)
     return x, y, ends, *(np.concatenate(leaves).T for leaves in zip(*seen, strict=True))
 
@@ -144,7 +165,11 @@ def run_alone(squared):
 def test_members_as_rules_of_their_own_run_as_under_vmap(x64, squared):
     x, y, ends, *seen = run_alone(squared)
     expectation = SQUARED if squared else HINGE
-    rules = [(make(argument), factor) for make, pairs in alone() for argument, factor in pairs]
+    rules = [
+        (make(argument), factor)
+        for make, pairs in alone()
+        for argument, factor in pairs
+    ]
 
     def body(states, row):
         u = jnp.stack([jnp.sum(row[0] * state.posterior.loc) for state in states])
@@ -152,17 +177,24 @@ def test_members_as_rules_of_their_own_run_as_under_vmap(x64, squared):
             stream.step(rule, expectation, state, row, None)
             for (rule, _), state in zip(rules, states, strict=True)
         ]
-        losses = [jnp.stack(leaves) for leaves in zip(*(losses for _, losses in steps), strict=True)]
+        losses = [
+            jnp.stack(leaves)
+            for leaves in zip(*(losses for _, losses in steps), strict=True)
+        ]
         return [state for state, _ in steps], (u, *losses)
 
     prior = make_prior()
-    start = [rule.init(prior._replace(scale=factor * prior.scale)) for rule, factor in rules]
+    start = [
+        rule.init(prior._replace(scale=factor * prior.scale)) for rule, factor in rules
+    ]
     states, leaves = jax.jit(lambda states: jax.lax.scan(body, states, (x, y)))(start)
     for ours, theirs in zip(leaves, seen, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
     for state, end in zip(states, ends, strict=True):
         np.testing.assert_allclose(state.posterior.loc, end.loc, rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose(state.posterior.scale, end.scale, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(
+            state.posterior.scale, end.scale, rtol=1e-10, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize(
@@ -180,20 +212,30 @@ def test_the_aggregate_is_adahedge_on_members_that_run_alone(x64, squared, share
     np.testing.assert_allclose(weights(state), w, rtol=1e-7, atol=1e-10)
     np.testing.assert_allclose(state.memory.gap.value, gap, rtol=1e-9)
     np.testing.assert_allclose(state.memory.losses.value, at_mean.sum(0), rtol=1e-10)
-    np.testing.assert_allclose(regret(state), decided.sum() - at_mean.sum(0).min(), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(
+        regret(state), decided.sum() - at_mean.sum(0).min(), rtol=1e-7, atol=1e-9
+    )
     posteriors = weighted_posteriors(state).posteriors
     for k, end in enumerate(ends):
-        np.testing.assert_allclose(np.asarray(posteriors.loc)[k], end.loc, rtol=1e-9, atol=1e-11)
-        np.testing.assert_allclose(np.asarray(posteriors.scale)[k], end.scale, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(
+            np.asarray(posteriors.loc)[k], end.loc, rtol=1e-9, atol=1e-11
+        )
+        np.testing.assert_allclose(
+            np.asarray(posteriors.scale)[k], end.scale, rtol=1e-9, atol=1e-11
+        )
     # The expected loss is that of the mixture before the round.
-    np.testing.assert_allclose(np.asarray(losses.expected)[0], np.mean(expected[0]), rtol=1e-10)
+    np.testing.assert_allclose(
+        np.asarray(losses.expected)[0], np.mean(expected[0]), rtol=1e-10
+    )
 
 
 def test_weights_follow_the_rate_of_the_next_round(x64):
     """And the bound on the regret is that of its formula, at this rate."""
     steps, share = np.array([0.02, 0.1, 0.4]), 0.1
     rule = nt.online.aggregate(
-        nt.online.grid(nt.online.oga, step_size=steps), learning_rate=lambda t: 2.0 / t, share=share
+        nt.online.grid(nt.online.oga, step_size=steps),
+        learning_rate=lambda t: 2.0 / t,
+        share=share,
     )
     x, y = (np.asarray(leaf) for leaf in make_stream(5))
     state, losses = nt.online.run(rule, SQUARED, jax.jit(rule.init)(make_prior()), x, y)
@@ -205,9 +247,13 @@ def test_weights_follow_the_rate_of_the_next_round(x64):
     np.testing.assert_allclose(losses.at_mean, decided, rtol=1e-9)
     np.testing.assert_allclose(nt.online.weights(state), w, rtol=1e-9)
     for switches in range(5):
-        switching = switches * math.log(3 / share) - (5 - 1 - switches) * math.log(1 - share)
+        switching = switches * math.log(3 / share) - (5 - 1 - switches) * math.log(
+            1 - share
+        )
         bound = gap + (math.log(3) + switching) * 6 / 2.0
-        np.testing.assert_allclose(nt.online.regret_bound(state, switches), bound, rtol=1e-9)
+        np.testing.assert_allclose(
+            nt.online.regret_bound(state, switches), bound, rtol=1e-9
+        )
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -216,10 +262,17 @@ def play(expectation, adversary, x, y):
 
     def body(state, row):
         features, label = row
-        against = jnp.where(features @ state.posterior.loc > 0, -1.0, 1.0).astype(label.dtype)
+        against = jnp.where(features @ state.posterior.loc > 0, -1.0, 1.0).astype(
+            label.dtype
+        )
         label = jnp.where(adversary, against, label)
         after, suffered = stream.step(RULE, expectation, state, (features, label), None)
-        seen = (weights(state), weighted_posteriors(state).posteriors.loc @ features, label, suffered.at_mean)
+        seen = (
+            weights(state),
+            weighted_posteriors(state).posteriors.loc @ features,
+            label,
+            suffered.at_mean,
+        )
         return after, (
             *seen,
             after.memory.active,
@@ -232,9 +285,17 @@ def play(expectation, adversary, x, y):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.full)], ids=["hinge", "squared"])
+@pytest.mark.parametrize(
+    "squared",
+    [False, pytest.param(True, marks=pytest.mark.full)],
+    ids=["hinge", "squared"],
+)
 @settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 2**31 - 1), scale=st.sampled_from([1e-3, 1.0, 30.0]), adversary=st.booleans())
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    scale=st.sampled_from([1e-3, 1.0, 30.0]),
+    adversary=st.booleans(),
+)
 def test_the_regret_is_within_the_bound(seed, scale, adversary, squared):
     rng = np.random.default_rng(seed)
     x = np.asarray(scale * rng.standard_t(2, size=(40, D)), np.float32)
@@ -248,10 +309,15 @@ def test_the_regret_is_within_the_bound(seed, scale, adversary, squared):
     losses = loss(u.astype(float), label[:, None].astype(float))
     mean = np.sum(np.where(w > 0, w * losses, 0.0), axis=1)
     # Jensen's inequality
-    assert np.all(suffered <= mean + 1e-4 * (1 + np.max(np.where(w > 0, losses, 0.0), axis=1)))
+    assert np.all(
+        suffered <= mean + 1e-4 * (1 + np.max(np.where(w > 0, losses, 0.0), axis=1))
+    )
     widest = max(np.ptp(row[on]) for row, on in zip(losses, alive, strict=True))
     log_size = math.log(w.shape[1])
-    assert bound[-1] <= widest * (math.sqrt(40 * log_size) + 4 / 3 * log_size + 2) + slack[-1]
+    assert (
+        bound[-1]
+        <= widest * (math.sqrt(40 * log_size) + 4 / 3 * log_size + 2) + slack[-1]
+    )
 
 
 @pytest.mark.full
@@ -261,7 +327,10 @@ def test_with_shares_the_bound_holds_against_sequences_that_switch(x64):
     rng = np.random.default_rng(3)
     # Each third of the stream has another best point.
     best = np.repeat([0, 1, 0], num_rounds // 3)
-    y = jnp.asarray(np.where(best == 0, 1.0, -1.0) * np.where(rng.random(num_rounds) < 0.9, 1.0, -1.0))
+    y = jnp.asarray(
+        np.where(best == 0, 1.0, -1.0)
+        * np.where(rng.random(num_rounds) < 0.9, 1.0, -1.0)
+    )
     points = np.array([[1.0], [-1.0]])
     rule = aggregate(grid(lambda k: standing(points, k), k=range(2)), share=share)
     state = rule.init(MeanField(jnp.zeros(1), jnp.ones(1)))
@@ -270,12 +339,21 @@ def test_with_shares_the_bound_holds_against_sequences_that_switch(x64):
     least = np.full((5, 2), np.inf)
     least[0] = 0.0
     for row in table:
-        moved = np.vstack([np.full((1, 2), np.inf), np.repeat(least.min(1)[:-1, None], 2, axis=1)])
+        moved = np.vstack(
+            [np.full((1, 2), np.inf), np.repeat(least.min(1)[:-1, None], 2, axis=1)]
+        )
         least = np.minimum(least, moved) + row
     for num_switches in range(5):
-        assert np.sum(losses.at_mean) - least[num_switches].min() <= regret_bound(state, num_switches) + 1e-9
+        assert (
+            np.sum(losses.at_mean) - least[num_switches].min()
+            <= regret_bound(state, num_switches) + 1e-9
+        )
     unshared, _ = nt.online.run(
-        ewa_grid(points), HINGE, ewa_grid(points).init(state.prior), jnp.ones((4, 1)), y[:4]
+        ewa_grid(points),
+        HINGE,
+        ewa_grid(points).init(state.prior),
+        jnp.ones((4, 1)),
+        y[:4],
     )
     assert np.isinf(regret_bound(unshared, 1))
 
@@ -327,7 +405,9 @@ def test_ewa_on_a_grid_is_theorem_1_by_brute_force(x64):
 
 
 # The first are the sizes of the test above, for its programs.
-@pytest.mark.parametrize(("num_points", "num_rounds"), tiered([(30, 200), (50, 300)], unit=[(30, 200)]))
+@pytest.mark.parametrize(
+    ("num_points", "num_rounds"), tiered([(30, 200), (50, 300)], unit=[(30, 200)])
+)
 def test_an_exp_concave_loss_has_no_gap(x64, num_points, num_rounds):
     rng = np.random.default_rng(2)
     # The second feature is 0.
@@ -386,14 +466,21 @@ def test_one_member_is_its_rule(x64):
 
 @pytest.mark.full
 def test_full_covariances_are_matched_in_mean_and_covariance(x64):
-    rule = aggregate(grid(nt.online.ngvi, step_size=[0.1, 1.0], prior_scale=[0.5, 1.0]), grid(oga, c=[0.1]))
+    rule = aggregate(
+        grid(nt.online.ngvi, step_size=[0.1, 1.0], prior_scale=[0.5, 1.0]),
+        grid(oga, c=[0.1]),
+    )
     factor = np.array([[1.0, 0.0, 0.0], [0.3, 0.8, 0.0], [-0.2, 0.1, 0.5]])
     x, y = make_stream(10)
-    state, _ = nt.online.run(rule, HINGE, rule.init(FullRank(jnp.zeros(3), jnp.asarray(factor))), x, y)
+    state, _ = nt.online.run(
+        rule, HINGE, rule.init(FullRank(jnp.zeros(3), jnp.asarray(factor))), x, y
+    )
     mix = weighted_posteriors(state)
     w, loc, tril = (np.asarray(leaf) for leaf in (mix.weights, *mix.posteriors))
     mean = w @ loc
-    covariance = np.einsum("k,kij,klj->il", w, tril, tril) + np.einsum("k,ki,kj->ij", w, loc - mean, loc - mean)
+    covariance = np.einsum("k,kij,klj->il", w, tril, tril) + np.einsum(
+        "k,ki,kj->ij", w, loc - mean, loc - mean
+    )
     np.testing.assert_allclose(state.posterior.loc, mean, rtol=1e-12)
     found = state.posterior.factor @ state.posterior.factor.T
     np.testing.assert_allclose(found, covariance, rtol=1e-10, atol=1e-12)
@@ -405,12 +492,19 @@ def test_full_covariances_are_matched_in_mean_and_covariance(x64):
 @pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 @pytest.mark.slow
 def test_all_members_draw_the_same_numbers(key):
-    loss = nt.expectations.monte_carlo(lambda theta, x, y: jax.nn.softplus(-y * jnp.sum(x * theta)))
-    rule = aggregate(grid(nt.online.ngvi, step_size=[0.5, 0.5]), grid(nt.online.ngvi, step_size=[0.5]))
+    loss = nt.expectations.monte_carlo(
+        lambda theta, x, y: jax.nn.softplus(-y * jnp.sum(x * theta))
+    )
+    rule = aggregate(
+        grid(nt.online.ngvi, step_size=[0.5, 0.5]),
+        grid(nt.online.ngvi, step_size=[0.5]),
+    )
     x, y = make_stream(6, dtype=jnp.float32)
     # A datum that all refuse leaves the keys in step.
     x = x.at[2, 0].set(jnp.nan)
-    state, _ = nt.online.run(rule, loss, rule.init(make_prior(dtype=jnp.float32)), x, y, rng_key=key)
+    state, _ = nt.online.run(
+        rule, loss, rule.init(make_prior(dtype=jnp.float32)), x, y, rng_key=key
+    )
     loc = weighted_posteriors(state).posteriors.loc
     np.testing.assert_allclose(loc, jnp.broadcast_to(loc[:1], loc.shape), rtol=1e-6)
     assert (int(state.count), int(state.rejected)) == (5, 1)
@@ -436,12 +530,21 @@ def test_members_that_diverge_are_left_out_in_single_precision():
 def check_diverging(good, bad, dtype):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(300, D)), dtype)
-    y = jnp.asarray(np.asarray(x) @ [1.0, -1.0, 0.5] + 0.3 * rng.normal(size=300), dtype)
+    y = jnp.asarray(
+        np.asarray(x) @ [1.0, -1.0, 0.5] + 0.3 * rng.normal(size=300), dtype
+    )
     rule = aggregate(grid(nt.online.oga, step_size=[*good, *bad]))
-    state, losses = nt.online.run(rule, SQUARED, rule.init(make_prior(dtype=dtype)), x, y)
-    np.testing.assert_array_equal(state.memory.active, [True] * len(good) + [False] * len(bad))
+    state, losses = nt.online.run(
+        rule, SQUARED, rule.init(make_prior(dtype=dtype)), x, y
+    )
+    np.testing.assert_array_equal(
+        state.memory.active, [True] * len(good) + [False] * len(bad)
+    )
     assert np.all(np.asarray(weights(state))[len(good) :] == 0)
-    assert all(np.all(np.isfinite(leaf)) for leaf in (*state.posterior, weights(state), state.cumulative.at_mean))
+    assert all(
+        np.all(np.isfinite(leaf))
+        for leaf in (*state.posterior, weights(state), state.cumulative.at_mean)
+    )
     assert int(state.rejected) <= 2
     assert regret(state) <= regret_bound(state)
     # One round can be lost to each of them before it shows.
@@ -464,12 +567,19 @@ def test_run_is_a_loop_of_update_bit_for_bit():
     assert_same(losses, jax.tree.map(lambda *leaves: jnp.stack(leaves), *each))
     # A datum that all members refuse leaves the state.
     for bad_x, bad_y in ((jnp.nan, 1.0), (jnp.inf, 1.0), (1.0, jnp.nan)):
-        after, _ = nt.online.update(RULE, HINGE, state, jnp.full(D, bad_x, jnp.float32), jnp.float32(bad_y))
+        after, _ = nt.online.update(
+            RULE, HINGE, state, jnp.full(D, bad_x, jnp.float32), jnp.float32(bad_y)
+        )
         # All of it but the members' own counts of rejections
-        kept = [member._replace(rejected=member.rejected + 1) for member in expert_states(state)]
+        kept = [
+            member._replace(rejected=member.rejected + 1)
+            for member in expert_states(state)
+        ]
         memory = state.memory._replace(states=tuple(kept))
         assert_same(after, state._replace(rejected=jnp.int32(1), memory=memory))
-    after = jax.eval_shape(lambda s: stream.step(RULE, HINGE, s, (x[0], y[0]), None)[0], begin)
+    after = jax.eval_shape(
+        lambda s: stream.step(RULE, HINGE, s, (x[0], y[0]), None)[0], begin
+    )
     assert [(a.shape, a.dtype) for a in jax.tree.leaves(after)] == [
         (b.shape, b.dtype) for b in jax.tree.leaves(begin)
     ]
@@ -481,10 +591,14 @@ def test_rows_that_are_off_count_nothing():
     x, y = make_stream(5, dtype=jnp.float32)
     begin = rule.init(make_prior(dtype=jnp.float32))
     mask = jnp.array([True, False, True, False, True])
-    one_round = jax.jit(lambda *args: stream.step(rule, HINGE, begin, args[:2], None, *args[2:]))
+    one_round = jax.jit(
+        lambda *args: stream.step(rule, HINGE, begin, args[:2], None, *args[2:])
+    )
     padded, losses = one_round(x.at[1].set(jnp.nan), y, mask)
     state, exact = one_round(x[mask], y[mask])
-    for a, b in zip(jax.tree.leaves((padded, losses)), jax.tree.leaves((state, exact)), strict=True):
+    for a, b in zip(
+        jax.tree.leaves((padded, losses)), jax.tree.leaves((state, exact)), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     nothing, _ = one_round(x, y, jnp.zeros(5, bool))
     assert_same(nothing, begin)
@@ -512,9 +626,14 @@ def test_the_aggregate_runs_on_a_model(key):
             numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
 
     x, y = make_stream(30, 2, jnp.float32)
-    rule = aggregate(grid(nt.online.ngvi, step_size=[0.25, 1.0], prior_scale=[1.0, 3.0]))
+    rule = aggregate(
+        grid(nt.online.ngvi, step_size=[0.25, 1.0], prior_scale=[1.0, 3.0])
+    )
     online = nt.OnlineVI(
-        model, nt.guides.AutoOnlineDiagonalNormal, rule, nt.expectations.gauss_hermite(predictor="eta")
+        model,
+        nt.guides.AutoOnlineDiagonalNormal,
+        rule,
+        nt.expectations.gauss_hermite(predictor="eta"),
     )
     state, losses = online.run(key, x, (y > 0).astype(jnp.float32))
     assert regret(state.rule_state) <= regret_bound(state.rule_state)
@@ -531,10 +650,14 @@ def test_the_best_member_of_the_toy_stream_is_reached():
     y = rng.choice([-1.0, 1.0], 5000)
     x = np.sqrt(2.0) * rng.normal(size=(5000, 2)) + y[:, None]
     data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
-    state, losses = nt.online.run(RULE, HINGE, RULE.init(make_prior(2, jnp.float32)), *data)
+    state, losses = nt.online.run(
+        RULE, HINGE, RULE.init(make_prior(2, jnp.float32)), *data
+    )
     assert np.sum(losses.at_mean) <= 1.02 * np.min(state.memory.losses.value)
     plain = nt.online.oga(5000**-0.5)
-    _, other = nt.online.run(plain, HINGE, plain.init(make_prior(2, jnp.float32)), *data)
+    _, other = nt.online.run(
+        plain, HINGE, plain.init(make_prior(2, jnp.float32)), *data
+    )
     assert np.sum(losses.at_mean) < np.sum(other.at_mean)
 
 
@@ -542,42 +665,58 @@ def test_the_best_member_of_the_toy_stream_is_reached():
 
 
 def test_labels_are_in_the_order_of_the_members():
-    one = grid(nt.online.ngvi, step_size=[0.5, 1.0], prior_scale=(1.0, 4.0), curvature="fisher")
+    one = grid(
+        nt.online.ngvi, step_size=[0.5, 1.0], prior_scale=(1.0, 4.0), curvature="fisher"
+    )
     assert one.labels == tuple(
         f"ngvi(step_size={a}, prior_scale={s}, curvature=fisher)"
         for a, s in (("0.5", 1), ("0.5", 4), ("1", 1), ("1", 4))
     )
     box = nt.online.Box(loc=3.0, scale=1.0)
-    assert grid(nt.online.svb, step_size=np.array([0.1]), box=box).constants == {"box": box}
+    assert grid(nt.online.svb, step_size=np.array([0.1]), box=box).constants == {
+        "box": box
+    }
     state = jax.eval_shape(RULE.init, make_prior())
     assert [m.posterior.loc.shape for m in expert_states(state)] == [(4, D), (3, D)]
 
 
 def test_arguments_are_checked():
     for bad in ([0.1, -1.0], [np.nan]):
-        with pytest.raises(ValueError, match=r"step_size must be positive.*will do too"):
+        with pytest.raises(
+            ValueError, match=r"step_size must be positive.*will do too"
+        ):
             grid(nt.online.svb, step_size=bad)
     for name in ("alpha", "prior_scale"):
         with pytest.raises(ValueError, match=f"{name} must be positive and finite"):
             grid(nt.online.ngvi, **{name: [1.0, 0.0]})
-    with pytest.raises(TypeError, match=r"^curvature must be a.*a grid of its own.*aggregate takes several"):
+    with pytest.raises(
+        TypeError,
+        match=r"^curvature must be a.*a grid of its own.*aggregate takes several",
+    ):
         grid(nt.online.ngvi, curvature=["hessian", "fisher"])
     with pytest.raises(ValueError, match=r"a number or a sequence.*of some, got shape"):
         grid(nt.online.svb, step_size=[[0.1]])
     with pytest.raises(TypeError, match=r"^the factory.*must return an online rule"):
         grid(lambda c: c, c=[1.0])
     one = grid(nt.online.svb, step_size=[0.1])
-    with pytest.raises(ValueError, match=r"^aggregate needs.*at least one grid.*of rules, from"):
+    with pytest.raises(
+        ValueError, match=r"^aggregate needs.*at least one grid.*of rules, from"
+    ):
         aggregate()
     with pytest.raises(TypeError, match="takes grids of rules"):
         aggregate(nt.online.svb(0.1))
     for bad in (-0.1, 1.0):
         with pytest.raises(ValueError, match=r"share must be in \[0, 1\)"):
             aggregate(one, share=bad)
-    with pytest.raises(ValueError, match=r"learning_rate must be positive.*will do too"):
+    with pytest.raises(
+        ValueError, match=r"learning_rate must be positive.*will do too"
+    ):
         aggregate(one, learning_rate=0.0)
     low = nt.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
-    with pytest.raises(TypeError, match=r"^aggregate does not.*MeanField or FullRank.*ngvi works on all"):
+    with pytest.raises(
+        TypeError,
+        match=r"^aggregate does not.*MeanField or FullRank.*ngvi works on all",
+    ):
         aggregate(one).init(low)
     with pytest.raises(ValueError, match=r"^points must have.*shape \(K, d\)"):
         ewa_grid([1.0, 2.0])
@@ -585,5 +724,7 @@ def test_arguments_are_checked():
         ewa_grid([[1.0, 2.0]]).init(make_prior())
     with pytest.raises(ValueError, match=r"num_switches.*integer of at least"):
         regret_bound(aggregate(one).init(make_prior()), -1)
-    with pytest.raises(TypeError, match=r"^an aggregate.*run it by.*nt.online.run, update or OnlineVI"):
+    with pytest.raises(
+        TypeError, match=r"^an aggregate.*run it by.*nt.online.run, update or OnlineVI"
+    ):
         aggregate(one).update(None, None)

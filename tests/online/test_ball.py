@@ -15,7 +15,9 @@ LOC, SCALE = np.array([0.3, -0.2, 0.1]), np.array([0.5, 1.0, 2.0])
 
 def stream(num_rounds=8, d=3, seed=0):
     rng = np.random.default_rng(seed)
-    return 2.0 * rng.normal(size=(num_rounds, d)), np.where(rng.normal(size=num_rounds) > 0, 1.0, -1.0)
+    return 2.0 * rng.normal(size=(num_rounds, d)), np.where(
+        rng.normal(size=num_rounds) > 0, 1.0, -1.0
+    )
 
 
 def shorten(vector, radius):
@@ -23,7 +25,12 @@ def shorten(vector, radius):
 
 
 @pytest.mark.parametrize(
-    ("radii", "binds"), [((0.4, 0.9), (True, True)), ((0.4, 9.0), (True, False)), ((np.inf, 0.9), (False, True))]
+    ("radii", "binds"),
+    [
+        ((0.4, 0.9), (True, True)),
+        ((0.4, 9.0), (True, False)),
+        ((np.inf, 0.9), (False, True)),
+    ],
 )
 def test_svas_minimiser_in_a_ball_is_that_of_another_solver(x64, radii, binds):
     from scipy.optimize import minimize
@@ -36,7 +43,9 @@ def test_svas_minimiser_in_a_ball_is_that_of_another_solver(x64, radii, binds):
 
     def objective(mu):
         m, sigma = mu[:3], np.exp(mu[3:])
-        kl = 0.5 * np.sum((sigma / SCALE) ** 2 + ((m - LOC) / SCALE) ** 2 - 1) - np.sum(np.log(sigma / SCALE))
+        kl = 0.5 * np.sum((sigma / SCALE) ** 2 + ((m - LOC) / SCALE) ** 2 - 1) - np.sum(
+            np.log(sigma / SCALE)
+        )
         return in_loc @ m + in_scale @ sigma + kl / rate
 
     def inside(mu):
@@ -46,7 +55,9 @@ def test_svas_minimiser_in_a_ball_is_that_of_another_solver(x64, radii, binds):
     constraint = {"type": "ineq", "fun": inside}
     options = {"ftol": 1e-15, "maxiter": 1000}
     start = np.r_[np.zeros(3), np.full(3, np.log(0.1))]
-    other = minimize(objective, start, method="SLSQP", constraints=[constraint], options=options)
+    other = minimize(
+        objective, start, method="SLSQP", constraints=[constraint], options=options
+    )
     np.testing.assert_allclose(np.r_[q.loc, np.log(q.scale)], other.x, atol=2e-6)
     for vector, radius, touches in zip(q, radii, binds, strict=True):
         length = np.linalg.norm(vector)
@@ -56,8 +67,16 @@ def test_svas_minimiser_in_a_ball_is_that_of_another_solver(x64, radii, binds):
 
 @pytest.mark.parametrize("radius", [1e-3, 0.05])
 def test_minimisers_in_small_balls_are_inside(radius):
-    q = ball.kl_prox(MeanField(LOC, SCALE), np.ones(3), np.array([0.1, -0.1, 0.0]), 0.7, Ball(radius, radius))
-    np.testing.assert_allclose([np.linalg.norm(q.loc), np.linalg.norm(q.scale)], radius, rtol=1e-5)
+    q = ball.kl_prox(
+        MeanField(LOC, SCALE),
+        np.ones(3),
+        np.array([0.1, -0.1, 0.0]),
+        0.7,
+        Ball(radius, radius),
+    )
+    np.testing.assert_allclose(
+        [np.linalg.norm(q.loc), np.linalg.norm(q.scale)], radius, rtol=1e-5
+    )
 
 
 @pytest.mark.full
@@ -79,7 +98,10 @@ def test_sva_keeps_its_sums_unprojected(x64):
         np.testing.assert_allclose(state.posterior.scale, q.scale, rtol=1e-9)
     # A ball that does not bind changes nothing.
     wide = nt.online.sva(0.4, box=Ball(1e3, 1e3))
-    ends = [nt.online.run(each, HINGE, each.init(prior), x, y)[0].posterior for each in (free, wide)]
+    ends = [
+        nt.online.run(each, HINGE, each.init(prior), x, y)[0].posterior
+        for each in (free, wide)
+    ]
     np.testing.assert_allclose(ends[0].loc, ends[1].loc, rtol=1e-12)
     np.testing.assert_allclose(ends[0].scale, ends[1].scale, rtol=1e-12)
 
@@ -90,8 +112,12 @@ def test_other_rules_project_orthogonally(x64, name):
     radii, c = Ball(0.5, 1.2), 0.6
     make = {
         "svb": lambda: nt.online.svb(nt.online.svb_rate(c), box=radii),
-        "oga_el": lambda: nt.online.oga_el(lambda t: c / jnp.sqrt(t.astype(float)), box=radii),
-        "oga": lambda: nt.online.oga(lambda t: c / jnp.sqrt(t.astype(float)), box=radii),
+        "oga_el": lambda: nt.online.oga_el(
+            lambda t: c / jnp.sqrt(t.astype(float)), box=radii
+        ),
+        "oga": lambda: nt.online.oga(
+            lambda t: c / jnp.sqrt(t.astype(float)), box=radii
+        ),
     }
     rule = make[name]()
     state = rule.init(MeanField(jnp.asarray(LOC), jnp.asarray(SCALE)))
@@ -145,7 +171,9 @@ def test_a_bad_round_is_rejected_in_a_ball_and_large_ones_stay_finite():
 @pytest.mark.full
 def test_a_grid_of_rules_runs_in_a_ball():
     prior = MeanField(jnp.zeros(3), jnp.ones(3))
-    rule = nt.online.aggregate(nt.online.grid(nt.online.sva, step_size=[0.1, 0.4], box=Ball(0.5, 1.2)))
+    rule = nt.online.aggregate(
+        nt.online.grid(nt.online.sva, step_size=[0.1, 0.4], box=Ball(0.5, 1.2))
+    )
     x, y = stream()
     state, losses = nt.online.run(rule, HINGE, rule.init(prior), x, y)
     assert np.all(np.isfinite(losses.at_mean))
@@ -159,12 +187,19 @@ def test_a_grid_of_rules_runs_in_a_ball():
 def test_balls_are_refused_where_they_would_be_wrong():
     full = FullRank(jnp.zeros(2), jnp.eye(2))
     for make in (nt.online.sva, nt.online.svb):
-        with pytest.raises(TypeError, match=r"in a Ball is for MeanField, .*got FullRank: .*oga_el"):
+        with pytest.raises(
+            TypeError, match=r"in a Ball is for MeanField, .*got FullRank: .*oga_el"
+        ):
             make(0.1, box=Ball(1.0, 1.0)).init(full)
     for make in (nt.online.ngvi, nt.online.rvga):
-        with pytest.raises(TypeError, match=r"a Ball is for oga, oga_el, sva and svb.*Take a Box"):
+        with pytest.raises(
+            TypeError, match=r"a Ball is for oga, oga_el, sva and svb.*Take a Box"
+        ):
             make(box=Ball(1.0, 1.0))
-    for bad, message in ((-1.0, "box.loc must be"), (np.nan, r"box.loc must be.*each coordinate are a")):
+    for bad, message in (
+        (-1.0, "box.loc must be"),
+        (np.nan, r"box.loc must be.*each coordinate are a"),
+    ):
         with pytest.raises(ValueError, match=message):
             nt.online.sva(0.1, box=Ball(bad, 1.0))
     with pytest.raises(ValueError, match=r"box\.loc must be one number.*Box's"):
@@ -178,5 +213,7 @@ def test_a_projection_neither_overflows_nor_divides_by_zero():
     q = ball.project(MeanField(jnp.full(2, 3e30), jnp.zeros(2)), Ball(2.0, 1.0))
     np.testing.assert_allclose(q.loc, np.sqrt([2.0, 2.0]), rtol=1e-6)
     np.testing.assert_array_equal(q.scale, 0.0)
-    slope = jax.grad(lambda m: ball.project(MeanField(m, jnp.ones(2)), Ball(2.0, 9.0)).loc[0])(jnp.ones(2))
+    slope = jax.grad(
+        lambda m: ball.project(MeanField(m, jnp.ones(2)), Ball(2.0, 9.0)).loc[0]
+    )(jnp.ones(2))
     np.testing.assert_allclose(slope, [1.0, 0.0])

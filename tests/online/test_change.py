@@ -31,15 +31,25 @@ def page_hinkley(series, slack, limit, stride):
         start = flags[-1] + 1
 
 
-@pytest.mark.parametrize(("stride", "max_window"), [(1, 256.0), (5, 256.0), (1, 4096.0)])
+@pytest.mark.parametrize(
+    ("stride", "max_window"), [(1, 256.0), (5, 256.0), (1, 4096.0)]
+)
 def test_the_flags_are_those_of_page_and_hinkley(stride, max_window):
-    best = np.concatenate([np.repeat([3, 0, 2, 0], 300), np.random.default_rng(0).integers(0, 4, 600)])
+    best = np.concatenate(
+        [np.repeat([3, 0, 2, 0], 300), np.random.default_rng(0).integers(0, 4, 600)]
+    )
     history = random_weights(1, len(best), best)
     octaves = history @ np.log2(np.minimum(WINDOWS, max_window))
     skip = 100
     expected = skip + page_hinkley(octaves[skip:], 0.5, 40.0, stride)
     flags = detect_changes(
-        history, WINDOWS, max_window=max_window, slack=0.5, limit=40.0, warm_up=skip * stride, stride=stride
+        history,
+        WINDOWS,
+        max_window=max_window,
+        slack=0.5,
+        limit=40.0,
+        warm_up=skip * stride,
+        stride=stride,
     )
     np.testing.assert_array_equal(flags, expected)
     assert len(flags) >= 2
@@ -68,16 +78,30 @@ def test_a_jump_is_flagged_after_the_rounds_of_the_formula_and_quiet_weights_nev
 
 def test_arguments_are_checked():
     history = np.full((3, 4), 0.25)
-    with pytest.raises(ValueError, match=r"history must have shape \(n, 4\), one weight a window, got \(3, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"history must have shape \(n, 4\), one weight a window, got \(3, 3\)",
+    ):
         detect_changes(history[:, :3], WINDOWS)
-    with pytest.raises(ValueError, match=r"^history must have.*shape \(n, 11\).*weight a window, got"):
+    with pytest.raises(
+        ValueError, match=r"^history must have.*shape \(n, 11\).*weight a window, got"
+    ):
         detect_changes(history)
     for bad in (np.nan, -0.25, 0.5):
         wrong = history.copy()
         wrong[1, 2] = bad
-        with pytest.raises(ValueError, match=r"^history must hold.*weights that sum to 1, got .* in row 1"):
+        with pytest.raises(
+            ValueError,
+            match=r"^history must hold.*weights that sum to 1, got .* in row 1",
+        ):
             detect_changes(wrong, WINDOWS)
-    for name, bad in {"max_window": 0.0, "slack": -1.0, "limit": 0.0, "stride": 0, "warm_up": -1}.items():
+    for name, bad in {
+        "max_window": 0.0,
+        "slack": -1.0,
+        "limit": 0.0,
+        "stride": 0,
+        "warm_up": -1,
+    }.items():
         with pytest.raises(ValueError, match=name):
             detect_changes(history, WINDOWS, **{name: bad})
     with pytest.raises(ValueError, match="windows must be positive"):

@@ -21,7 +21,12 @@ remember, recall = jax.jit(nt.online.remember), jax.jit(nt.online.recall)
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 6), min_size=2, max_size=2)), max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.lists(st.integers(0, 6), min_size=2, max_size=2)),
+        max_size=12,
+    )
+)
 def test_the_store_is_a_dictionary_that_drops_the_oldest(events):
     store = nt.online.pending(CAPACITY, jnp.zeros(2, jnp.float32), jnp.int32(0))
     held, dropped = {}, 0
@@ -66,16 +71,24 @@ def test_late_labels_lead_where_labels_in_time_lead(x64, tmp_path):
         state, _ = nt.online.update(rule, loss, state, rows, outcomes, mask=found)
         # It is part of what is saved.
         nt.online.save(tmp_path / "both", {"state": state, "store": store})
-        both = nt.online.restore(tmp_path / "both", like={"state": state, "store": store})
+        both = nt.online.restore(
+            tmp_path / "both", like={"state": state, "store": store}
+        )
         state, store = both["state"], both["store"]
     left = np.asarray(store.ids)[np.asarray(store.waiting)]
     assert len(left) == 3
-    (rows,), found, store = recall(store, np.concatenate([left, nt.online.id_words([99])]))
+    (rows,), found, store = recall(
+        store, np.concatenate([left, nt.online.id_words([99])])
+    )
     assert not np.any(store.waiting)
-    state, _ = nt.online.update(rule, loss, state, rows, np.array([*y[left[:, 0]], np.nan]), mask=found)
+    state, _ = nt.online.update(
+        rule, loss, state, rows, np.array([*y[left[:, 0]], np.nan]), mask=found
+    )
     in_time, _ = nt.online.run(rule, loss, start, x, y)
     np.testing.assert_allclose(state.posterior.loc, in_time.posterior.loc, rtol=1e-10)
-    np.testing.assert_allclose(state.posterior.scale_tril, in_time.posterior.scale_tril, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(
+        state.posterior.scale_tril, in_time.posterior.scale_tril, rtol=1e-10, atol=1e-14
+    )
 
 
 def test_stores_are_checked():
@@ -84,7 +97,9 @@ def test_stores_are_checked():
     store = nt.online.pending(2, jnp.zeros(2, jnp.float32))
     row = np.ones((1, 2), np.float32)
     for ids, data in (([1], row[0]), ([1, 2], row), ([1, 2, 3], row.repeat(3, 0))):
-        with pytest.raises(ValueError, match=r"expected ids of shape \(n,\), n <= 2.*got ids of shape"):
+        with pytest.raises(
+            ValueError, match=r"expected ids of shape \(n,\), n <= 2.*got ids of shape"
+        ):
             nt.online.remember(store, jnp.asarray(ids), data)
     for ids in (1, [[1, 2]]):
         with pytest.raises(ValueError, match=r"ids must have shape \(n,\), got"):
@@ -93,17 +108,25 @@ def test_stores_are_checked():
 
 def ids_near(number):
     """A number and others that agree with it in their lower or upper bits."""
-    return list(dict.fromkeys([number, number % 2**32, number - 2**41, -number, number % 2**31]))
+    return list(
+        dict.fromkeys([number, number % 2**32, number - 2**41, -number, number % 2**31])
+    )
 
 
 CLOCK = 1_790_000_000_000 << 22
 WIDE = {
     "clock": (ids_near(CLOCK), np.asarray),
     "python": (ids_near(2**63 - 1), list),
-    "unsigned": ([2**64 - 1, 2**32 - 1, 2**63, 0], lambda ids: np.asarray(ids, np.uint64)),
+    "unsigned": (
+        [2**64 - 1, 2**32 - 1, 2**63, 0],
+        lambda ids: np.asarray(ids, np.uint64),
+    ),
     "series": (ids_near(2**40 + 7), lambda ids: pd.Series(ids, dtype="Int64")),
     "arrow": (ids_near(2**40 + 7), lambda ids: pa.chunked_array([ids])),
-    "polars": (ids_near(2**40 + 7), lambda ids: pytest.importorskip("polars").Series(ids)),
+    "polars": (
+        ids_near(2**40 + 7),
+        lambda ids: pytest.importorskip("polars").Series(ids),
+    ),
     "whole floats": (ids_near(2**40 + 7), lambda ids: np.asarray(ids, float)),
     "negative": ([-(2**63), -1, 0], np.asarray),
     "the last floats that tell integers apart": ([2**24 - 1, 2**24], np.float32),
@@ -116,7 +139,9 @@ def test_identifiers_are_kept_whole(name):
     store = nt.online.pending(8, jnp.float32(0))
     for number, each in enumerate(ids):
         # One at a time: the others are not found by it.
-        store = remember(store, nt.online.id_words(convert([each])), np.float32([number]))
+        store = remember(
+            store, nt.online.id_words(convert([each])), np.float32([number])
+        )
     for number, each in reversed(list(enumerate(ids))):
         (value,), found, store = nt.online.recall(store, convert([each]))
         assert (found.tolist(), value.tolist()) == ([True], [number])
@@ -127,41 +152,83 @@ def test_words_are_those_of_the_number():
     ids = [CLOCK, -1, 2**64 - 1, 5]
     words = nt.online.id_words(ids)
     assert words.dtype == np.uint32
-    assert [int(low) + (int(high) << 32) for low, high in words] == [each % 2**64 for each in ids]
+    assert [int(low) + (int(high) << 32) for low, high in words] == [
+        each % 2**64 for each in ids
+    ]
     assert nt.online.id_words(words) is words
     traced = jax.jit(nt.online.id_words)
     for dtype in (np.int8, np.int32, np.uint8, np.uint32):
         narrow = np.array([3, np.iinfo(dtype).min, np.iinfo(dtype).max], dtype)
         np.testing.assert_array_equal(traced(narrow), nt.online.id_words(narrow))
     with enable_x64():
-        for wide in (np.array([CLOCK, -CLOCK, -1]), np.array([2**64 - 1, CLOCK], np.uint64)):
+        for wide in (
+            np.array([CLOCK, -CLOCK, -1]),
+            np.array([2**64 - 1, CLOCK], np.uint64),
+        ):
             np.testing.assert_array_equal(traced(wide), nt.online.id_words(wide))
 
 
 @pytest.mark.parametrize(
     ("ids", "kind", "message"),
     [
-        ([1.5], ValueError, r"^ids must be.*whole numbers of up to 64 bits, got 1\.5\."),
+        (
+            [1.5],
+            ValueError,
+            r"^ids must be.*whole numbers of up to 64 bits, got 1\.5\.",
+        ),
         ([np.nan], ValueError, r"^ids must be whole.*got nan"),
-        ([2.0**60], ValueError, r"got 1\.15\S+, a float that does not tell integers apart.*pass integers"),
-        (np.float32([2**25]), ValueError, r"^ids must be whole.*does not tell integers apart: pass integers"),
-        ([2**64], ValueError, r"^ids must be.*got 18446744073709551616. Pass 64 bits of it.*such as number"),
-        ([-(2**63) - 1], ValueError, r"^ids must be whole.*Pass 64 bits of it.*such as number"),
-        (["a7"], TypeError, r"^ids must be whole.*got the str 'a7'. Pass 64 bits of a hash"),
+        (
+            [2.0**60],
+            ValueError,
+            r"got 1\.15\S+, a float that does not tell integers apart.*pass integers",
+        ),
+        (
+            np.float32([2**25]),
+            ValueError,
+            r"^ids must be whole.*does not tell integers apart: pass integers",
+        ),
+        (
+            [2**64],
+            ValueError,
+            r"^ids must be.*got 18446744073709551616. Pass 64 bits of it.*such as number",
+        ),
+        (
+            [-(2**63) - 1],
+            ValueError,
+            r"^ids must be whole.*Pass 64 bits of it.*such as number",
+        ),
+        (
+            ["a7"],
+            TypeError,
+            r"^ids must be whole.*got the str 'a7'. Pass 64 bits of a hash",
+        ),
         (pd.Series(["a7"]), TypeError, r"^ids must be whole.*Pass 64 bits of a hash"),
-        (pd.date_range("2026-01-01", periods=2), TypeError, r"^ids must.*got the datetime64 .* Pass numbers"),
-        ([datetime.date(2026, 1, 1)], TypeError, r"^ids must be.*got the date '2026-01-01'. Pass numbers"),
+        (
+            pd.date_range("2026-01-01", periods=2),
+            TypeError,
+            r"^ids must.*got the datetime64 .* Pass numbers",
+        ),
+        (
+            [datetime.date(2026, 1, 1)],
+            TypeError,
+            r"^ids must be.*got the date '2026-01-01'. Pass numbers",
+        ),
         ([True], TypeError, r"^ids must be whole.*got the bool 'True'"),
         (jnp.array([1.5]), ValueError, r"^ids must be whole.*got 1\.5"),
     ],
 )
 def test_other_identifiers_are_refused(ids, kind, message):
     store = nt.online.pending(2, jnp.float32(0))
-    for call in (lambda: nt.online.recall(store, ids), lambda: nt.online.remember(store, ids, [0.0] * len(ids))):
+    for call in (
+        lambda: nt.online.recall(store, ids),
+        lambda: nt.online.remember(store, ids, [0.0] * len(ids)),
+    ):
         with pytest.raises(kind, match=message) as error:
             call()
         assert len(str(error.value)) < 200
-    with pytest.raises(TypeError, match=r"^ids must be.*whole numbers of up to 64 bits, got float32"):
+    with pytest.raises(
+        TypeError, match=r"^ids must be.*whole numbers of up to 64 bits, got float32"
+    ):
         recall(store, np.float32([1.0]))
 
 
@@ -169,11 +236,16 @@ def test_data_are_stored_without_loss():
     stamps = nt.online.pending(2, jnp.int32(0))
     stamps = nt.online.remember(stamps, [1], np.array([2**24 + 1], np.int64))
     assert nt.online.recall(stamps, [1])[0][0].tolist() == [2**24 + 1]
-    for example, row in (([1, 0], [0.5, 1.0]), (np.array([True, False]), [0.5, 1.0]), ([1, 0], [np.nan, 1.0])):
+    for example, row in (
+        ([1, 0], [0.5, 1.0]),
+        (np.array([True, False]), [0.5, 1.0]),
+        ([1, 0], [np.nan, 1.0]),
+    ):
         store = nt.online.pending(2, example)
         for call in (nt.online.remember, remember):
             with pytest.raises(
-                TypeError, match=r"the store holds (int\d\d|bool).*give pending a datum of floats"
+                TypeError,
+                match=r"the store holds (int\d\d|bool).*give pending a datum of floats",
             ):
                 call(store, np.array([1]), np.array([row], np.float32))
     # What is whole is kept, and floats take what comes.

@@ -27,7 +27,9 @@ def make_rows(n=60, seed=0):
 
 
 def kinds(*args, **options):
-    return [finding.kind for finding in nt.online.diagnose(*args, warn=False, **options)]
+    return [
+        finding.kind for finding in nt.online.diagnose(*args, warn=False, **options)
+    ]
 
 
 @pytest.mark.parametrize("name", tiered(PRIORS, unit=["mean field", "low rank"]))
@@ -61,7 +63,9 @@ def test_the_box():
     rule = nt.online.svb(1.0, box=box)
     start = rule.init(PRIORS["mean field"])
     # At the bound of the first mean.
-    state = start._replace(posterior=MeanField(np.float32([0.5, 0.0, 0.0]), np.ones(3, np.float32)))
+    state = start._replace(
+        posterior=MeanField(np.float32([0.5, 0.0, 0.0]), np.ones(3, np.float32))
+    )
     (finding,) = nt.online.diagnose(rule, state, box=box, warn=False)
     assert (finding.kind, finding.coordinates.tolist()) == ("box", [0])
     # A start on the bound does not bind.
@@ -75,7 +79,10 @@ def test_the_box():
 @pytest.mark.full
 def test_the_box_after_a_round():
     x, y = np.array([[1.0, 0.0, 0.0]]), np.array([5.0])
-    for box, rate, found in ((Box(loc=0.5, scale=2.0), 1.0, [[0]]), (Box(loc=10.0, scale=1.0), 0.1, [])):
+    for box, rate, found in (
+        (Box(loc=0.5, scale=2.0), 1.0, [[0]]),
+        (Box(loc=10.0, scale=1.0), 0.1, []),
+    ):
         rule = nt.online.svb(rate, box=box)
         state, _ = nt.online.run(rule, SQUARED, rule.init(PRIORS["mean field"]), x, y)
         findings = nt.online.diagnose(rule, state, box=box, warn=False)
@@ -99,7 +106,14 @@ def test_features_of_different_sizes():
     assert kinds(rule, state, x) == []
     assert kinds(rule, state, np.zeros((2, 3))) == []
     x[:, 1] *= 2e3
-    assert kinds(nt.online.standardise(rule), nt.online.standardise(rule).init(PRIORS["mean field"]), x) == []
+    assert (
+        kinds(
+            nt.online.standardise(rule),
+            nt.online.standardise(rule).init(PRIORS["mean field"]),
+            x,
+        )
+        == []
+    )
 
 
 def test_refused_rounds():
@@ -115,8 +129,14 @@ def test_a_run_over_chunks_warns_once_a_kind():
     y[:10] = np.nan
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        nt.online.run_chunks(NGVI, SQUARED, NGVI.init(PRIORS["mean field"]), [(x, y)] * 3, size=16)
-    messages = [str(w.message) for w in caught if issubclass(w.category, nt.online.StreamWarning)]
+        nt.online.run_chunks(
+            NGVI, SQUARED, NGVI.init(PRIORS["mean field"]), [(x, y)] * 3, size=16
+        )
+    messages = [
+        str(w.message)
+        for w in caught
+        if issubclass(w.category, nt.online.StreamWarning)
+    ]
     assert len(messages) == len(caught) == 2
     assert "rounds were rejected" in messages[0]
     assert "feature 1 is" in messages[1]
@@ -130,12 +150,19 @@ def test_what_learning_costs_on_noise_is_not_told():
         # More than 5 per cent, and less than three coefficients may cost in 60 rounds.
         assert 1.1 < np.mean(losses.at_mean) / np.mean(np.square(y)) < 1.3
     y[:20] += 10.0
-    with pytest.warns(nt.online.StreamWarning, match=r"the mean loss, .*, is above .* for the same rows"):
+    with pytest.warns(
+        nt.online.StreamWarning,
+        match=r"the mean loss, .*, is above .* for the same rows",
+    ):
         nt.online.run(NGVI, SQUARED, NGVI.init(prior), x, y)
 
 
 def test_diagnose_looks_at_one_stream():
     rule = nt.online.ngvi()
-    states = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), rule.init(PRIORS["mean field"]))
-    with pytest.raises(ValueError, match=r"diagnose looks at one stream.*them: take one by"):
+    states = jax.tree.map(
+        lambda leaf: np.stack([leaf, leaf]), rule.init(PRIORS["mean field"])
+    )
+    with pytest.raises(
+        ValueError, match=r"diagnose looks at one stream.*them: take one by"
+    ):
         nt.online.diagnose(rule, states)

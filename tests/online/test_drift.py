@@ -11,7 +11,12 @@ import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
 from numpyro_tempered.online import power, random_walk
 from numpyro_tempered.online.experts.change import detect_changes
-from numpyro_tempered.online.experts.state import regret, regret_bound, weighted_posteriors, weights
+from numpyro_tempered.online.experts.state import (
+    regret,
+    regret_bound,
+    weighted_posteriors,
+    weights,
+)
 from numpyro_tempered.online.experts.windows import aggregate_windows
 
 pytestmark = pytest.mark.full
@@ -46,14 +51,18 @@ def kalman(x, y, walk, mean, covariance):
 def run(forget, prior, x, y, rule=nt.online.ngvi):
     # Half the squared loss is unit noise.
     rule = rule(0.5, forget=forget)
-    return nt.online.run(rule, SQUARED, rule.init(prior), jnp.asarray(x), jnp.asarray(y))[0]
+    return nt.online.run(
+        rule, SQUARED, rule.init(prior), jnp.asarray(x), jnp.asarray(y)
+    )[0]
 
 
 @pytest.mark.parametrize("varying", [False, True], ids=["constant", "schedule"])
 def test_power_is_discounted_least_squares(x64, varying):
     x, y = make_stream(12, 3)
     factor = (lambda t: 1.0 - 0.5 / (1.0 + t)) if varying else 0.8
-    factors = np.array([factor(t) for t in range(1, 13)]) if varying else np.full(12, 0.8)
+    factors = (
+        np.array([factor(t) for t in range(1, 13)]) if varying else np.full(12, 0.8)
+    )
     root = np.array([[1.0, 0.0, 0.0], [0.4, 0.7, 0.0], [-0.3, 0.2, 1.5]])
     mean = np.array([0.5, -1.0, 0.2])
     exact, covariance = discounted_least_squares(x, y, factors, mean, root @ root.T)
@@ -61,11 +70,18 @@ def test_power_is_discounted_least_squares(x64, varying):
     assert int(state.rejected) == 0
     np.testing.assert_allclose(state.posterior.loc, exact, rtol=1e-10)
     np.testing.assert_allclose(
-        state.posterior.factor @ state.posterior.factor.T, covariance, rtol=1e-9, atol=1e-12
+        state.posterior.factor @ state.posterior.factor.T,
+        covariance,
+        rtol=1e-9,
+        atol=1e-12,
     )
     # One coordinate: mean field is exact too.
-    exact, covariance = discounted_least_squares(x[:, :1], y, factors, mean[:1], np.eye(1))
-    state = run(power(factor), MeanField(jnp.asarray(mean[:1]), jnp.ones(1)), x[:, :1], y)
+    exact, covariance = discounted_least_squares(
+        x[:, :1], y, factors, mean[:1], np.eye(1)
+    )
+    state = run(
+        power(factor), MeanField(jnp.asarray(mean[:1]), jnp.ones(1)), x[:, :1], y
+    )
     np.testing.assert_allclose(state.posterior.loc, exact, rtol=1e-10)
     np.testing.assert_allclose(state.posterior.scale**2, covariance[0], rtol=1e-10)
 
@@ -78,14 +94,21 @@ def test_random_walk_is_a_kalman_filter(x64, each):
     root = np.array([[1.0, 0.0, 0.0], [0.4, 0.7, 0.0], [-0.3, 0.2, 1.5]])
     mean = np.array([0.5, -1.0, 0.2])
     exact, covariance = kalman(x, y, walk, mean, root @ root.T)
-    state = run(random_walk(scale), FullRank(jnp.asarray(mean), jnp.asarray(root)), x, y)
+    state = run(
+        random_walk(scale), FullRank(jnp.asarray(mean), jnp.asarray(root)), x, y
+    )
     np.testing.assert_allclose(state.posterior.loc, exact, rtol=1e-9)
     np.testing.assert_allclose(
-        state.posterior.factor @ state.posterior.factor.T, covariance, rtol=1e-9, atol=1e-12
+        state.posterior.factor @ state.posterior.factor.T,
+        covariance,
+        rtol=1e-9,
+        atol=1e-12,
     )
     exact, covariance = kalman(x[:, :1], y, walk[:1], mean[:1], np.eye(1))
     scale = scale[:1] if each else scale
-    state = run(random_walk(scale), MeanField(jnp.asarray(mean[:1]), jnp.ones(1)), x[:, :1], y)
+    state = run(
+        random_walk(scale), MeanField(jnp.asarray(mean[:1]), jnp.ones(1)), x[:, :1], y
+    )
     np.testing.assert_allclose(state.posterior.loc, exact, rtol=1e-10)
     np.testing.assert_allclose(state.posterior.scale**2, covariance[0], rtol=1e-10)
 
@@ -94,8 +117,12 @@ def test_a_walk_that_changes_with_time(x64):
     x, y = make_stream(8, 1)
     mean, variance = np.zeros(1), np.eye(1)
     for t in range(8):
-        mean, variance = kalman(x[t : t + 1], y[t : t + 1], [1.0 / (t + 1) ** 2], mean, variance)
-    state = run(random_walk(lambda t: 1.0 / t), MeanField(jnp.zeros(1), jnp.ones(1)), x, y)
+        mean, variance = kalman(
+            x[t : t + 1], y[t : t + 1], [1.0 / (t + 1) ** 2], mean, variance
+        )
+    state = run(
+        random_walk(lambda t: 1.0 / t), MeanField(jnp.zeros(1), jnp.ones(1)), x, y
+    )
     np.testing.assert_allclose(state.posterior.loc, mean, rtol=1e-10)
     np.testing.assert_allclose(state.posterior.scale**2, variance[0], rtol=1e-10)
 
@@ -107,12 +134,19 @@ def test_the_windows_are_what_is_printed(x64, window):
     prior = MeanField(jnp.zeros(1), jnp.ones(1))
     forget = power(1.0 - 1.0 / window)
     assert repr(forget) == f"power: window {window:.4g} rounds"
-    np.testing.assert_allclose(run(forget, prior, *ones).posterior.scale ** -2.0, [window], rtol=1e-4)
+    np.testing.assert_allclose(
+        run(forget, prior, *ones).posterior.scale ** -2.0, [window], rtol=1e-4
+    )
     forget = random_walk(1.0 / window)
-    assert repr(forget) == f"random_walk: window {window:.4g} / √h rounds, h the information in a datum"
+    assert (
+        repr(forget)
+        == f"random_walk: window {window:.4g} / √h rounds, h the information in a datum"
+    )
     # The fixed point of 1/v' = 1/v + 1, v'' = v' + q²: exactly v = q²/2 + √(q⁴/4 + q²).
     held = 1.0 / (0.5 / window**2 + np.sqrt(0.25 / window**4 + 1.0 / window**2))
-    np.testing.assert_allclose(run(forget, prior, *ones).posterior.scale ** -2.0, [held], rtol=1e-6)
+    np.testing.assert_allclose(
+        run(forget, prior, *ones).posterior.scale ** -2.0, [held], rtol=1e-6
+    )
     assert abs(held / window - 1.0) < 0.1
 
 
@@ -122,15 +156,23 @@ def test_forgetting_nothing_is_ngvi_itself():
     assert repr(power(1.0)) == "power: window unbounded"
     assert repr(random_walk(0.0)) == "random_walk: window unbounded"
     plain = run(None, prior, x, y)
-    np.testing.assert_array_equal(run(power(1.0), prior, x, y).posterior.loc, plain.posterior.loc)
-    np.testing.assert_allclose(run(random_walk(0.0), prior, x, y).posterior.loc, plain.posterior.loc, rtol=1e-5)
+    np.testing.assert_array_equal(
+        run(power(1.0), prior, x, y).posterior.loc, plain.posterior.loc
+    )
+    np.testing.assert_allclose(
+        run(random_walk(0.0), prior, x, y).posterior.loc, plain.posterior.loc, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("family", [MeanField, FullRank])
 def test_a_coordinate_without_data_does_not_overflow(family):
     x = jnp.zeros((4000, 2), jnp.float32).at[:, 0].set(1.0)
     y = jnp.ones(4000, jnp.float32)
-    spread = jnp.ones(2, jnp.float32) if family is MeanField else jnp.eye(2, dtype=jnp.float32)
+    spread = (
+        jnp.ones(2, jnp.float32)
+        if family is MeanField
+        else jnp.eye(2, dtype=jnp.float32)
+    )
     prior = family(jnp.zeros(2, jnp.float32), spread)
     wide = run(power(0.9), prior, x, y)
     assert int(wide.rejected) == 0
@@ -143,7 +185,9 @@ def test_a_coordinate_without_data_does_not_overflow(family):
     # Once it gets data it is estimated anew.
     state = wide
     rule = nt.online.ngvi(0.5, forget=power(0.9))
-    state, _ = nt.online.update(rule, SQUARED, state, jnp.array([0.0, 1.0]), jnp.float32(3.0))
+    state, _ = nt.online.update(
+        rule, SQUARED, state, jnp.array([0.0, 1.0]), jnp.float32(3.0)
+    )
     np.testing.assert_allclose(state.posterior.loc[1], 3.0, rtol=1e-4)
 
 
@@ -151,8 +195,13 @@ def test_a_coordinate_without_data_does_not_overflow(family):
 def test_a_grid_of_factors_and_scales_runs_under_vmap(x64):
     x, y = make_stream(10, 1)
     prior = MeanField(jnp.zeros(1), jnp.ones(1))
-    for forgetting, values in ((power, [0.5, 0.9, 1.0]), (random_walk, [0.0, 0.1, 1.0])):
-        together = jax.vmap(lambda v, f=forgetting: run(f(v), prior, x, y).posterior.loc)(jnp.asarray(values))
+    for forgetting, values in (
+        (power, [0.5, 0.9, 1.0]),
+        (random_walk, [0.0, 0.1, 1.0]),
+    ):
+        together = jax.vmap(
+            lambda v, f=forgetting: run(f(v), prior, x, y).posterior.loc
+        )(jnp.asarray(values))
         single = [run(forgetting(v), prior, x, y).posterior.loc for v in values]
         np.testing.assert_allclose(together, single, rtol=1e-10)
 
@@ -172,7 +221,10 @@ def test_the_aggregate_over_windows_is_near_the_best_one():
     ratios = []
     for seed in range(3):
         state, losses = nt.online.run(rule, HINGE, start, *flipping(seed, 10_000, 2500))
-        total, each = float(np.sum(losses.at_mean)), np.asarray(state.memory.losses.value)
+        total, each = (
+            float(np.sum(losses.at_mean)),
+            np.asarray(state.memory.losses.value),
+        )
         ratios.append(total / each.min())
         # The window that never forgets is lost: the drift is there to be followed.
         assert each[-1] > 1.5 * each.min()
@@ -206,7 +258,10 @@ def test_the_steps_of_a_mean_field_are_implicit_on_a_squared_loss(x64):
             step = np.linalg.solve(system, 2.0 * beta * row * (outcome - row @ mean))
             # Which is no overshoot: the residual shrinks.
             assert abs(outcome - row @ (mean + step)) < abs(outcome - row @ mean)
-            mean, variance = mean + step, 1.0 / (1.0 / variance + 2.0 * beta * row**2) + (0.5 / window) ** 2
+            mean, variance = (
+                mean + step,
+                1.0 / (1.0 / variance + 2.0 * beta * row**2) + (0.5 / window) ** 2,
+            )
         np.testing.assert_allclose(posteriors.loc[k], mean, rtol=1e-9)
         np.testing.assert_allclose(posteriors.scale[k], np.sqrt(variance), rtol=1e-9)
 
@@ -234,8 +289,12 @@ def over_windows(x, y, expectation=SQUARED, spread=1.0):
     """Average loss of the default aggregate, its ratio to that of the best window, and the state."""
     x, y = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
     rule, d = aggregate_windows(), x.shape[-1]
-    start = rule.init(MeanField(jnp.zeros(d, jnp.float32), jnp.full(d, spread, jnp.float32)))
-    state, losses = jax.vmap(lambda *rows: nt.online.run(rule, expectation, start, *rows))(x, y)
+    start = rule.init(
+        MeanField(jnp.zeros(d, jnp.float32), jnp.full(d, spread, jnp.float32))
+    )
+    state, losses = jax.vmap(
+        lambda *rows: nt.online.run(rule, expectation, start, *rows)
+    )(x, y)
     total = np.sum(np.asarray(losses.at_mean, np.float64), axis=1)
     best = np.min(np.asarray(state.memory.losses.value, np.float64), axis=1)
     assert np.all(jax.vmap(regret)(state) <= jax.vmap(regret_bound)(state))
@@ -243,12 +302,16 @@ def over_windows(x, y, expectation=SQUARED, spread=1.0):
 
 
 def several(make, num_seeds):
-    return (np.stack(leaves) for leaves in zip(*map(make, range(num_seeds)), strict=True))
+    return (
+        np.stack(leaves) for leaves in zip(*map(make, range(num_seeds)), strict=True)
+    )
 
 
 @pytest.mark.parametrize("spread", [1.0, 20**-0.5], ids=["unit prior", "N(0, I/d)"])
 def test_unscaled_features_do_not_make_the_windows_diverge(spread):
-    x, y = several(lambda seed: linear_stream(seed, 4000, 20, lambda *a: 10.0 * normal(*a)), 3)
+    x, y = several(
+        lambda seed: linear_stream(seed, 4000, 20, lambda *a: 10.0 * normal(*a)), 3
+    )
     loss, ratio = over_windows(x, y, spread=spread)
     assert np.all(np.mean(np.square(y), axis=1) > 60.0)
     assert np.all(loss < 3.0)
@@ -266,19 +329,32 @@ def test_the_aggregate_over_windows_is_near_the_best_one_on_rough_streams(stream
 
     def make(seed):
         if stream == "Student-t":
-            return linear_stream(seed, 2000, 10, lambda rng, shape: rng.standard_t(2, size=shape))
+            return linear_stream(
+                seed, 2000, 10, lambda rng, shape: rng.standard_t(2, size=shape)
+            )
         if stream == "doubling":
             x, y = linear_stream(seed, 4064, 5, normal)
             # The noise is symmetric: flipping outcomes is flipping coefficients.
-            return x, y * (1.0 - 2.0 * (np.floor(np.log2(np.arange(4064) / 32 + 1)) % 2))
+            return x, y * (
+                1.0 - 2.0 * (np.floor(np.log2(np.arange(4064) / 32 + 1)) % 2)
+            )
         data = load_wine()
         x = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
-        x, y = (x[:, 1:], x[:, 0]) if stream == "wine" else (x, np.where(data.target == 1, 1.0, -1.0))
+        x, y = (
+            (x[:, 1:], x[:, 0])
+            if stream == "wine"
+            else (x, np.where(data.target == 1, 1.0, -1.0))
+        )
         order = np.random.default_rng(seed).permutation(len(y))
         return np.column_stack([np.ones(len(y)), x])[order], y[order]
 
     x, y = several(make, 10)
-    _, ratio = over_windows(x, y, HINGE if stream == "wine, classes" else SQUARED, spread=x.shape[-1] ** -0.5)
+    _, ratio = over_windows(
+        x,
+        y,
+        HINGE if stream == "wine, classes" else SQUARED,
+        spread=x.shape[-1] ** -0.5,
+    )
     assert np.mean(ratio) <= 1.05
 
 
@@ -288,7 +364,9 @@ def test_a_flip_is_flagged_and_a_quiet_stream_is_not():
     x, y = flipping(0, 4000, 2500)
     history = []
     for first in range(0, 4000, 10):
-        state, _ = nt.online.run(rule, HINGE, state, x[first : first + 10], y[first : first + 10])
+        state, _ = nt.online.run(
+            rule, HINGE, state, x[first : first + 10], y[first : first + 10]
+        )
         history.append(weights(state))
     flags = 10 * (detect_changes(history, stride=10) + 1)
     assert len(flags) == 1
@@ -317,23 +395,33 @@ def test_arguments_are_checked():
         nt.online.ngvi(forget=random_walk(0.1)).init(low)
     # A schedule that leaves its range makes the round one that is rejected.
     for forget in (power(lambda t: 2.0), random_walk(lambda t: jnp.nan)):
-        state = run(forget, MeanField(jnp.zeros(1), jnp.ones(1)), np.ones((2, 1)), np.ones(2))
+        state = run(
+            forget, MeanField(jnp.zeros(1), jnp.ones(1)), np.ones((2, 1)), np.ones(2)
+        )
         assert (int(state.count), int(state.rejected)) == (0, 2)
 
 
 def test_a_schedule_of_evidence_is_the_recursion_to_the_prior(x64):
     """Precisions by the formula; an infinite evidence accumulates."""
-    schedule = nt.online.ngvi(0.5, forget=nt.online.to_prior(lambda t: jnp.where(t > 2, jnp.inf, 3.0)))
+    schedule = nt.online.ngvi(
+        0.5, forget=nt.online.to_prior(lambda t: jnp.where(t > 2, jnp.inf, 3.0))
+    )
     prior = MeanField(jnp.zeros(1), jnp.full(1, 0.5))
     x, y = jnp.ones((4, 1)), jnp.asarray([1.0, 2.0, 3.0, 4.0])
-    state, _ = nt.online.run(schedule, nt.expectations.squared(), schedule.init(prior), x, y)
+    state, _ = nt.online.run(
+        schedule, nt.expectations.squared(), schedule.init(prior), x, y
+    )
     precision, mean = 4.0, 0.0
     for t, target in enumerate(np.asarray(y)):
         rho, beta = (0.5 / 3.5, 3.0 * 0.5 / 3.5) if t < 2 else (0.0, 0.5)
         precision = (1 - rho) * precision + rho * 4.0 + 2 * beta
         mean -= (-2 * beta * (target - mean) + rho * 4.0 * mean) / precision
-    np.testing.assert_allclose(state.posterior.scale, 1 / np.sqrt(precision), rtol=1e-12)
+    np.testing.assert_allclose(
+        state.posterior.scale, 1 / np.sqrt(precision), rtol=1e-12
+    )
     np.testing.assert_allclose(state.posterior.loc, mean, rtol=1e-12)
-    assert repr(nt.online.to_prior(99.0)) == "to_prior: window 1 + 99 / step_size rounds"
+    assert (
+        repr(nt.online.to_prior(99.0)) == "to_prior: window 1 + 99 / step_size rounds"
+    )
     with pytest.raises(ValueError, match="must be positive, got 0"):
         nt.online.to_prior(0.0)

@@ -52,12 +52,16 @@ def learn(service, y):
 
 
 def of_grid(y):
-    states, _ = nt.online.run_grid(nt.online.grid(nt.online.ngvi, step_size=[1.0, 0.5]), SQUARED, prior(), X, y)
+    states, _ = nt.online.run_grid(
+        nt.online.grid(nt.online.ngvi, step_size=[1.0, 0.5]), SQUARED, prior(), X, y
+    )
     return jax.tree.map(lambda leaf: leaf[0], states)
 
 
 def of_shards(y):
-    return nt.online.run_partitioned(nt.online.partitioned(SQUARED, damping=1.0), prior(), [(X, y)])
+    return nt.online.run_partitioned(
+        nt.online.partitioned(SQUARED, damping=1.0), prior(), [(X, y)]
+    )
 
 
 def of_padded(y):
@@ -74,7 +78,9 @@ def of_store(y):
 
 VERBS = {
     "run": lambda online, y: nt.online.run(RULE, SQUARED, RULE.init(prior()), X, y)[0],
-    "update": lambda online, y: nt.online.update(RULE, SQUARED, RULE.init(prior()), X, y)[0],
+    "update": lambda online, y: nt.online.update(
+        RULE, SQUARED, RULE.init(prior()), X, y
+    )[0],
     "run_chunks": lambda online, y: nt.online.run_chunks(
         RULE, SQUARED, RULE.init(prior()), [(X[:7], y[:7]), (X[7:], y[7:])], size=8
     )[0],
@@ -82,10 +88,16 @@ VERBS = {
     "run_partitioned": lambda online, y: of_shards(y),
     "pad_batch": lambda online, y: of_padded(y),
     "remember": lambda online, y: of_store(y),
-    "Service": lambda online, y: learn(nt.online.Service(RULE, SQUARED, RULE.init(prior()), X[0], 1), y),
+    "Service": lambda online, y: learn(
+        nt.online.Service(RULE, SQUARED, RULE.init(prior()), X[0], 1), y
+    ),
     "OnlineVI.run": lambda online, y: online.run(KEY, X, y)[0],
-    "OnlineVI.update": lambda online, y: online.update(online.init(KEY, X[:1], np.ones(1)), X, y)[0],
-    "OnlineVI.run_chunks": lambda online, y: online.run_chunks(KEY, [(X[:7], y[:7]), (X[7:], y[7:])], size=8)[0],
+    "OnlineVI.update": lambda online, y: online.update(
+        online.init(KEY, X[:1], np.ones(1)), X, y
+    )[0],
+    "OnlineVI.run_chunks": lambda online, y: online.run_chunks(
+        KEY, [(X[:7], y[:7]), (X[7:], y[7:])], size=8
+    )[0],
     "OnlineVI.service": lambda online, y: learn(
         online.service(online.init(KEY, X[:1], y[:1]), X[:1], np.ones(1, int)), y
     ),
@@ -104,13 +116,19 @@ def test_integers_beyond_32_bits_and_complex_numbers(online, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", nt.online.StreamWarning)
         for y in (LARGE, LARGE.astype(np.uint64), LARGE.tolist()):
-            np.testing.assert_allclose(VERBS[name](online, y).posterior.loc, expected, rtol=1e-5)
+            np.testing.assert_allclose(
+                VERBS[name](online, y).posterior.loc, expected, rtol=1e-5
+            )
     with pytest.raises(TypeError, match=r"complex.*columns of their own"):
         VERBS[name](online, LARGE + 0.0j)
 
 
-@pytest.mark.skipif(jax.config.jax_enable_x64, reason="double precision tells them apart")
-@pytest.mark.parametrize("name", sorted(set(VERBS) - {"run_chunks", "OnlineVI.run_chunks"}))
+@pytest.mark.skipif(
+    jax.config.jax_enable_x64, reason="double precision tells them apart"
+)
+@pytest.mark.parametrize(
+    "name", sorted(set(VERBS) - {"run_chunks", "OnlineVI.run_chunks"})
+)
 def test_integers_that_single_precision_does_not_tell_apart_are_refused(online, name):
     close = 2**40 + np.arange(len(X))
     if "ervice" in name:
@@ -118,7 +136,8 @@ def test_integers_that_single_precision_does_not_tell_apart_are_refused(online, 
         assert VERBS[name](online, close).posterior.loc[0] > 1000.0
         return
     with pytest.raises(
-        ValueError, match=r"holds integers from 1099511627776 to \d+, and single precision counts"
+        ValueError,
+        match=r"holds integers from 1099511627776 to \d+, and single precision counts",
     ):
         VERBS[name](online, close)
 
@@ -137,12 +156,18 @@ NUMPY = [
 def table(values, convert):
     if values.ndim == 1:
         return convert(pd.Series(values))
-    return pd.DataFrame({f"x{k}": convert(pd.Series(column)) for k, column in enumerate(values.T)})
+    return pd.DataFrame(
+        {f"x{k}": convert(pd.Series(column)) for k, column in enumerate(values.T)}
+    )
 
 
 def of_polars(values):
     polars = pytest.importorskip("polars")
-    return polars.Series(values) if values.ndim == 1 else polars.DataFrame(values, schema=["a", "b"])
+    return (
+        polars.Series(values)
+        if values.ndim == 1
+        else polars.DataFrame(values, schema=["a", "b"])
+    )
 
 
 def of_arrow(values):
@@ -155,10 +180,16 @@ def of_arrow(values):
 READ = {name: lambda values, name=name: values.astype(name) for name in NUMPY} | {
     "lists": np.ndarray.tolist,
     "objects": lambda values: values.astype(object),
-    "decimals": lambda values: np.vectorize(Decimal, otypes=[object])(values.astype(object)),
+    "decimals": lambda values: np.vectorize(Decimal, otypes=[object])(
+        values.astype(object)
+    ),
     "nullable": lambda values: table(values, lambda column: column.astype("Int64")),
-    "categories of numbers": lambda values: table(values, lambda column: column.astype("category")),
-    "nullable floats": lambda values: table(values, lambda column: column.astype("Float32")),
+    "categories of numbers": lambda values: table(
+        values, lambda column: column.astype("category")
+    ),
+    "nullable floats": lambda values: table(
+        values, lambda column: column.astype("Float32")
+    ),
     "polars": of_polars,
     "arrow": of_arrow,
     "jax": jnp.asarray,
@@ -166,7 +197,9 @@ READ = {name: lambda values, name=name: values.astype(name) for name in NUMPY} |
 }
 REFUSED = {
     "words": lambda values: table(values, lambda column: column.map("w{}".format)),
-    "categories": lambda values: table(values, lambda column: column.map("w{}".format).astype("category")),
+    "categories": lambda values: table(
+        values, lambda column: column.map("w{}".format).astype("category")
+    ),
     "text": lambda values: values.astype(str),
     "dates": lambda values: values.astype("datetime64[s]"),
     "dates in tables": lambda values: table(values, pd.to_datetime),
@@ -184,7 +217,10 @@ def by_run(x, y):
 
 def by_service(convert, x, y):
     service = nt.online.Service(RULE, PLAIN, RULE.init(prior(D, 1.0)), convert(x[0]), 1)
-    return service.state, [service.learn(convert(x[n]), convert(y[n : n + 1])[0]).at_mean for n in range(len(x))]
+    return service.state, [
+        service.learn(convert(x[n]), convert(y[n : n + 1])[0]).at_mean
+        for n in range(len(x))
+    ]
 
 
 def range_of(name):
@@ -211,8 +247,12 @@ def assert_alike(found, expected):
 @given(data=st.data())
 def test_rows_of_every_dtype_are_those_of_double_precision(name, data):
     low, high = range_of(name)
-    numbers = st.one_of(st.integers(max(low, -3), min(high, 3)), st.sampled_from([low, high]))
-    rows = data.draw(st.lists(st.tuples(*[numbers] * (D + 1)), min_size=NUM_ROWS, max_size=NUM_ROWS))
+    numbers = st.one_of(
+        st.integers(max(low, -3), min(high, 3)), st.sampled_from([low, high])
+    )
+    rows = data.draw(
+        st.lists(st.tuples(*[numbers] * (D + 1)), min_size=NUM_ROWS, max_size=NUM_ROWS)
+    )
     x, y = np.array(rows)[:, :D], np.array(rows)[:, D]
     convert, expected = READ[name], by_run(x.astype(float), y.astype(float))
     assert_alike(by_run(convert(x), convert(y)), expected)

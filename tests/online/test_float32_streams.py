@@ -46,7 +46,9 @@ def plain_sum(terms, num_chunks, start=0.0):
     """What one float32 variable holds after adding the terms one by one."""
     total = np.float32(start)
     for _ in range(num_chunks):
-        total = np.add.accumulate(np.concatenate([[total], terms.astype(np.float32)]), dtype=np.float32)[-1]
+        total = np.add.accumulate(
+            np.concatenate([[total], terms.astype(np.float32)]), dtype=np.float32
+        )[-1]
     return float(total)
 
 
@@ -79,15 +81,26 @@ def check_sums(num_rounds, num_chunks, varied):
     for sums, reference in zip(ours.cumulative, exact.cumulative, strict=True):
         assert relative(sums.value, reference.value) < BOUND
     for field in ("loc", "scale"):
-        assert relative(getattr(ours.posterior, field), getattr(exact.posterior, field)) < BOUND
-    assert relative(plain_sum(losses, num_chunks), exact.cumulative.expected.value) > BOUND
-    gradients = jax.vmap(lambda x, y: HINGE.evaluate(prior(jnp.float32), x, y).grad_loc[0])
+        assert (
+            relative(getattr(ours.posterior, field), getattr(exact.posterior, field))
+            < BOUND
+        )
+    assert (
+        relative(plain_sum(losses, num_chunks), exact.cumulative.expected.value) > BOUND
+    )
+    gradients = jax.vmap(
+        lambda x, y: HINGE.evaluate(prior(jnp.float32), x, y).grad_loc[0]
+    )
     first = np.asarray(jax.jit(gradients)(*chunk(num_rounds, varied, jnp.float32)))
-    assert relative(plain_sum(first, num_chunks), num_chunks * first.sum(dtype=float)) > BOUND
+    assert (
+        relative(plain_sum(first, num_chunks), num_chunks * first.sum(dtype=float))
+        > BOUND
+    )
 
 
 LENGTHS = pytest.mark.parametrize(
-    ("num_rounds", "num_chunks"), [(50_000, 1), pytest.param(100_000, 4, marks=pytest.mark.full)]
+    ("num_rounds", "num_chunks"),
+    [(50_000, 1), pytest.param(100_000, 4, marks=pytest.mark.full)],
 )
 
 
@@ -119,7 +132,9 @@ def check_low_rank(num_rounds, num_chunks, held):
     plane = np.linalg.qr(rng.normal(size=(d, 2)))[0]
     x = (rng.normal(size=(num_rounds, 2)) @ plane.T).astype(np.float32)
     y = (x @ rng.normal(size=d) + rng.normal(size=num_rounds)).astype(np.float32)
-    factor = np.concatenate([np.sqrt(held) * plane, np.zeros((d, rank - 2))], axis=1).astype(np.float32)
+    factor = np.concatenate(
+        [np.sqrt(held) * plane, np.zeros((d, rank - 2))], axis=1
+    ).astype(np.float32)
     prior = nt.families.LowRank(np.zeros(d, np.float32), np.ones(d, np.float32), factor)
     rule = nt.online.ngvi(0.5)
     state = rule.init(prior)
@@ -131,12 +146,23 @@ def check_low_rank(num_rounds, num_chunks, held):
     mean = np.linalg.solve(exact, num_chunks * rows.T @ y)
     loc, diag, ours = (np.asarray(leaf, float) for leaf in state.posterior)
     scales, directions = np.linalg.eigh(exact)
-    precision = np.sum(np.square(directions.T @ ours), axis=1) + np.square(directions.T) @ diag
+    precision = (
+        np.sum(np.square(directions.T @ ours), axis=1) + np.square(directions.T) @ diag
+    )
     assert relative(precision, scales) < 1e-3
-    np.testing.assert_allclose(np.sqrt(scales) * ((loc - mean) @ directions), 0.0, atol=0.01)
+    np.testing.assert_allclose(
+        np.sqrt(scales) * ((loc - mean) @ directions), 0.0, atol=0.01
+    )
     # What rules and predictions take from it: a rounding of the prior's variance is a tenth of these variances.
-    variance = nt.families.family_of(prior).predictor_variance(state.posterior, jnp.asarray(x[:50]))
-    assert relative(variance, np.sum(rows[:50] * np.linalg.solve(exact, rows[:50].T).T, axis=1)) < 1e-2
+    variance = nt.families.family_of(prior).predictor_variance(
+        state.posterior, jnp.asarray(x[:50])
+    )
+    assert (
+        relative(
+            variance, np.sum(rows[:50] * np.linalg.solve(exact, rows[:50].T).T, axis=1)
+        )
+        < 1e-2
+    )
 
 
 @pytest.mark.full

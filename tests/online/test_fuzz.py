@@ -16,7 +16,9 @@ D, NUM_ROUNDS, NUM_CLEAN = 2, 64, 200
 PRIORS = {
     "mean field": MeanField(np.zeros(D, np.float32), np.ones(D, np.float32)),
     "full rank": FullRank(np.zeros(D, np.float32), np.eye(D, dtype=np.float32)),
-    "low rank": LowRank(np.zeros(D, np.float32), np.ones(D, np.float32), np.zeros((D, 1), np.float32)),
+    "low rank": LowRank(
+        np.zeros(D, np.float32), np.ones(D, np.float32), np.zeros((D, 1), np.float32)
+    ),
 }
 RULES = {
     "ngvi": nt.online.ngvi(),
@@ -32,13 +34,26 @@ RULES = {
     "robust": nt.online.robust(nt.online.ngvi()),
     "clipped": nt.online.clip(nt.online.ngvi(), 3.0),
     "skipping": nt.online.skip(nt.online.ngvi(), max_move=3.0),
-    "aggregate": nt.online.aggregate(nt.online.grid(nt.online.ngvi, step_size=[0.5, 1.0])),
+    "aggregate": nt.online.aggregate(
+        nt.online.grid(nt.online.ngvi, step_size=[0.5, 1.0])
+    ),
 }
-LOSSES = {"logistic": nt.expectations.logistic(num_nodes=8), "squared": nt.expectations.squared(noise_scale=1.0)}
+LOSSES = {
+    "logistic": nt.expectations.logistic(num_nodes=8),
+    "squared": nt.expectations.squared(noise_scale=1.0),
+}
 ABLE = {
     "mean field": set(RULES) - {"ewa"},
     "full rank": set(RULES),
-    "low rank": {"ngvi", "fisher", "rvga", "standardised", "robust", "clipped", "skipping"},
+    "low rank": {
+        "ngvi",
+        "fisher",
+        "rvga",
+        "standardised",
+        "robust",
+        "clipped",
+        "skipping",
+    },
 }
 CASES = [
     (rule, prior, loss)
@@ -62,7 +77,9 @@ def clean_rows(n, seed):
         x,
         u,
         {
-            "logistic": np.where(u + rng.logistic(size=n) > 0, 1.0, -1.0).astype(np.float32),
+            "logistic": np.where(u + rng.logistic(size=n) > 0, 1.0, -1.0).astype(
+                np.float32
+            ),
             "squared": (u + rng.normal(size=n)).astype(np.float32),
         },
     )
@@ -90,7 +107,11 @@ def spoil(x, u, y, loss, wounds):
 
 numbers = st.sampled_from(SIZES + [-size for size in SIZES] + WILD)
 wounds = st.lists(
-    st.tuples(st.integers(0, NUM_ROUNDS - 1), st.sampled_from(["row", "entry", "outcome", "repeat"]), numbers),
+    st.tuples(
+        st.integers(0, NUM_ROUNDS - 1),
+        st.sampled_from(["row", "entry", "outcome", "repeat"]),
+        numbers,
+    ),
     min_size=1,
     max_size=4,
 )
@@ -113,18 +134,26 @@ def check(case, wounds, seed):
             if "holds no finite value" not in str(error):
                 raise
             return
-    assert all(w.category is nt.online.StreamWarning for w in caught), [str(w.message) for w in caught]
+    assert all(w.category is nt.online.StreamWarning for w in caught), [
+        str(w.message) for w in caught
+    ]
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.posterior))
     assert int(state.count + state.rejected) == NUM_ROUNDS
     if int(state.rejected):
         assert "were rejected" in str(caught[0].message)
     # A wild row takes the scale of its feature with it, which standardisation cannot tell; and a row that is
     # repeated to the end says nothing of the other direction.
-    if caught or case[0] == "standardised" or any(kind == "repeat" for _, kind, _ in wounds):
+    if (
+        caught
+        or case[0] == "standardised"
+        or any(kind == "repeat" for _, kind, _ in wounds)
+    ):
         return
     # Nothing was told: the clean rows are predicted about as well as by the prior, or better.
     clean, _, outcomes = clean_rows(NUM_CLEAN, 1000)
-    at = jax.vmap(lambda theta: jnp.mean(expectation.loss(theta, clean, outcomes[loss])))
+    at = jax.vmap(
+        lambda theta: jnp.mean(expectation.loss(theta, clean, outcomes[loss]))
+    )
     ours, theirs = at(jnp.stack([state.posterior.loc, start.prior.loc]))
     assert ours <= FACTOR * theirs, (float(ours), float(theirs), float(state.max_move))
 
@@ -134,7 +163,11 @@ def check(case, wounds, seed):
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(("rvga", "full rank", "logistic"), id="rvga-full rank-logistic", marks=pytest.mark.full),
+        pytest.param(
+            ("rvga", "full rank", "logistic"),
+            id="rvga-full rank-logistic",
+            marks=pytest.mark.full,
+        ),
         pytest.param(("ngvi", "mean field", "squared"), id="ngvi-mean field-squared"),
     ],
 )

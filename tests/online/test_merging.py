@@ -18,7 +18,11 @@ D = 3
 
 def make_rows(n, seed, one_hot=False):
     rng = np.random.default_rng(seed)
-    x = np.eye(D)[rng.integers(D, size=n)] * rng.normal(size=(n, 1)) if one_hot else rng.normal(size=(n, D))
+    x = (
+        np.eye(D)[rng.integers(D, size=n)] * rng.normal(size=(n, 1))
+        if one_hot
+        else rng.normal(size=(n, D))
+    )
     return x, rng.normal(size=n) * 3
 
 
@@ -53,14 +57,20 @@ def test_two_conjugate_streams_merge_to_the_exact_posterior(x64, rule, family):
     start = rule.init(priors()[family])
     merged = nt.online.merge(rule, run(start, 0), run(start, 1))
     x, y = (np.concatenate(pair) for pair in zip(*parts[:2], strict=True))
-    mean, covariance = oracles.linear_posterior(x, y, 1.0, [0.2, -0.5, 1.0], [0.7, 1.5, 1.0])
+    mean, covariance = oracles.linear_posterior(
+        x, y, 1.0, [0.2, -0.5, 1.0], [0.7, 1.5, 1.0]
+    )
     q = merged.posterior
     np.testing.assert_allclose(q.loc, mean, rtol=1e-10)
     new = np.array([[1.0, -2.0, 0.5], [0.0, 1.0, 1.0]])
     variance = nt.families.family_of(q).predictor_variance(q, jnp.asarray(new))
-    np.testing.assert_allclose(variance, np.sum(new @ covariance * new, axis=1), rtol=1e-10)
+    np.testing.assert_allclose(
+        variance, np.sum(new @ covariance * new, axis=1), rtol=1e-10
+    )
     # The merged state goes on as the run over both would.
-    np.testing.assert_allclose(run(merged, 2).posterior.loc, run(start, 0, 1, 2).posterior.loc, rtol=1e-9)
+    np.testing.assert_allclose(
+        run(merged, 2).posterior.loc, run(start, 0, 1, 2).posterior.loc, rtol=1e-9
+    )
     assert int(merged.count) == 12
 
 
@@ -69,11 +79,15 @@ def test_counts_and_losses_add_up(x64):
     start = NGVI.init(priors()["mean field"])
     (x, y), (z, w) = make_rows(6, 0), make_rows(6, 1)
     y[2] = w[1] = w[3] = np.nan
-    (a, losses), (b, others) = (nt.online.run(NGVI, SQUARED, start, *rows) for rows in ((x, y), (z, w)))
+    (a, losses), (b, others) = (
+        nt.online.run(NGVI, SQUARED, start, *rows) for rows in ((x, y), (z, w))
+    )
     merged = nt.online.merge(NGVI, a, b)
     assert (int(merged.count), int(merged.rejected), int(merged.floored)) == (9, 3, 0)
     for total, mine, theirs in zip(merged.cumulative, losses, others, strict=True):
-        np.testing.assert_allclose(total.value, np.nansum(mine) + np.nansum(theirs), rtol=1e-13)
+        np.testing.assert_allclose(
+            total.value, np.nansum(mine) + np.nansum(theirs), rtol=1e-13
+        )
     assert jax.tree.structure(merged) == jax.tree.structure(a)
     both = nt.online.merge(NGVI, b, a)
     np.testing.assert_allclose(both.posterior.loc, merged.posterior.loc, rtol=1e-12)
@@ -83,14 +97,20 @@ def test_counts_and_losses_add_up(x64):
 @pytest.mark.full
 def test_many_pairs_merge_under_vmap():
     states = [
-        nt.online.run(NGVI, SQUARED, NGVI.init(priors()["mean field"]), *make_rows(4, seed))[0]
+        nt.online.run(
+            NGVI, SQUARED, NGVI.init(priors()["mean field"]), *make_rows(4, seed)
+        )[0]
         for seed in range(4)
     ]
     stack = partial(jax.tree.map, lambda *leaves: jnp.stack(leaves))
-    together = jax.vmap(partial(nt.online.merge, NGVI))(stack(*states[:2]), stack(*states[2:]))
+    together = jax.vmap(partial(nt.online.merge, NGVI))(
+        stack(*states[:2]), stack(*states[2:])
+    )
     for i in range(2):
         alone = nt.online.merge(NGVI, states[i], states[i + 2])
-        np.testing.assert_allclose(together.posterior.loc[i], alone.posterior.loc, rtol=1e-5)
+        np.testing.assert_allclose(
+            together.posterior.loc[i], alone.posterior.loc, rtol=1e-5
+        )
 
 
 REFUSED = {
@@ -111,7 +131,10 @@ REFUSED = {
 @pytest.mark.parametrize("rule", REFUSED.values(), ids=REFUSED)
 def test_rules_without_evidence_do_not_merge(rule):
     state = rule.init(priors()["mean field"])
-    with pytest.raises(TypeError, match=r"holds no evidence that adds up.*ewa, ngvi\(\) and rvga\(\) merge"):
+    with pytest.raises(
+        TypeError,
+        match=r"holds no evidence that adds up.*ewa, ngvi\(\) and rvga\(\) merge",
+    ):
         nt.online.merge(rule, state, state)
 
 
@@ -121,14 +144,20 @@ def test_merges_are_checked():
     wider = rule.init(MeanField(a.prior.loc, 2 * a.prior.scale))
     longer = rule.init(MeanField(jnp.zeros(4), jnp.ones(4)))
     for b in (wider, longer, rule.init(priors()["full rank"])):
-        with pytest.raises(ValueError, match=r"^the two runs.*must start from the same prior"):
+        with pytest.raises(
+            ValueError, match=r"^the two runs.*must start from the same prior"
+        ):
             nt.online.merge(rule, a, b)
     averaged = nt.online.with_average(rule)
-    with pytest.raises(TypeError, match=r"^the memory of.*holds more than the posterior.*and does not merge"):
+    with pytest.raises(
+        TypeError,
+        match=r"^the memory of.*holds more than the posterior.*and does not merge",
+    ):
         nt.online.merge(averaged, averaged.init(a.prior), averaged.init(a.prior))
     # Two posteriors wider than their prior by more than it holds.
     wide = a._replace(posterior=a.posterior._replace(scale=2 * a.posterior.scale))
     with pytest.raises(
-        ValueError, match=r"^the precision.*is not positive definite.*losses have negative curvature"
+        ValueError,
+        match=r"^the precision.*is not positive definite.*losses have negative curvature",
     ):
         nt.online.merge(rule, wide, wide)

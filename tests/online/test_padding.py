@@ -23,18 +23,27 @@ def counted(expectation):
 
 SQUARED = counted(nt.expectations.squared())
 HINGE = nt.expectations.hinge()
-DRAWN = nt.expectations.monte_carlo(lambda theta, x, y: jax.nn.softplus(-y * jnp.sum(x * theta)))
+DRAWN = nt.expectations.monte_carlo(
+    lambda theta, x, y: jax.nn.softplus(-y * jnp.sum(x * theta))
+)
 NGVI, SVA, SVB = nt.online.ngvi(), nt.online.sva(0.5), nt.online.svb(0.3)
 PRIORS = {
     "mean field": MeanField(jnp.zeros(3, jnp.float32), jnp.ones(3, jnp.float32)),
     "full rank": FullRank(jnp.zeros(3, jnp.float32), jnp.eye(3, dtype=jnp.float32)),
-    "low rank": LowRank(*(jnp.full(shape, value, jnp.float32) for shape, value in ((3, 0), (3, 1), ((3, 2), 0)))),
+    "low rank": LowRank(
+        *(
+            jnp.full(shape, value, jnp.float32)
+            for shape, value in ((3, 0), (3, 1), ((3, 2), 0))
+        )
+    ),
 }
 
 
 def make_rows(n, seed=0):
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(n, 3)).astype(np.float32), np.where(rng.random(n) < 0.5, 1.0, -1.0).astype(np.float32)
+    return rng.normal(size=(n, 3)).astype(np.float32), np.where(
+        rng.random(n) < 0.5, 1.0, -1.0
+    ).astype(np.float32)
 
 
 def assert_same(first, second):
@@ -99,8 +108,12 @@ def test_rows_that_are_off_count_nothing_whatever_they_hold(family, expectation,
     # The low-rank family broadcasts over ranks.
     with jax.numpy_rank_promotion("allow"):
         state = rule.init(PRIORS[family])
-        ours = nt.online.update(rule, expectation, state, spoiled, labels, mask=mask, rng_key=key)
-        theirs = nt.online.update(rule, expectation, state, x[mask], y[mask], rng_key=key)
+        ours = nt.online.update(
+            rule, expectation, state, spoiled, labels, mask=mask, rng_key=key
+        )
+        theirs = nt.online.update(
+            rule, expectation, state, x[mask], y[mask], rng_key=key
+        )
     assert_close(ours[1], theirs[1])
     q, p = ours[0].posterior, theirs[0].posterior
     assert_close(q.loc, p.loc)
@@ -118,12 +131,18 @@ def test_a_row_that_is_on_and_not_finite_rejects_the_round():
     assert_same(after, state._replace(rejected=jnp.int32(1)))
 
 
-@pytest.mark.parametrize("mask", [np.zeros(2, bool), np.zeros((), bool)], ids=["rows", "round"])
+@pytest.mark.parametrize(
+    "mask", [np.zeros(2, bool), np.zeros((), bool)], ids=["rows", "round"]
+)
 @pytest.mark.parametrize("held", [0.5, np.nan])
 def test_a_round_without_a_row_leaves_everything_as_it_is(mask, held):
     rule = SVA
     state, _ = nt.online.update(
-        rule, HINGE, rule.init(PRIORS["mean field"]), *make_rows(2), mask=np.ones(2, bool)
+        rule,
+        HINGE,
+        rule.init(PRIORS["mean field"]),
+        *make_rows(2),
+        mask=np.ones(2, bool),
     )
     x, y = np.full((2, 3), held, np.float32), np.ones(2, np.float32)
     after, losses = nt.online.update(rule, HINGE, state, x, y, mask=mask)
@@ -148,10 +167,13 @@ def test_masks_are_checked():
         nt.online.update(rule, HINGE, state, x, y, mask=np.ones(3))
     for mask in (np.ones(2, bool), np.ones((3, 3), bool)):
         with pytest.raises(
-            ValueError, match=r"mask must have the shape of the data's leading axis.*data of shapes"
+            ValueError,
+            match=r"mask must have the shape of the data's leading axis.*data of shapes",
         ):
             nt.online.update(rule, HINGE, state, x, y, mask=mask)
-    with pytest.raises(ValueError, match=r"mask must have shape \(3,\).*for batches, got"):
+    with pytest.raises(
+        ValueError, match=r"mask must have shape \(3,\).*for batches, got"
+    ):
         nt.online.run(rule, HINGE, state, x, y, mask=True)
 
 
@@ -166,7 +188,9 @@ def test_a_run_of_masked_batches_is_a_loop_of_masked_updates():
         state, losses = nt.online.update(rule, HINGE, state, x[t], y[t], mask=mask[t])
         all_losses.append(losses)
     ran = nt.online.run(rule, HINGE, start, x, y, mask=mask)
-    assert_same(ran, (state, jax.tree.map(lambda *leaves: np.stack(leaves), *all_losses)))
+    assert_same(
+        ran, (state, jax.tree.map(lambda *leaves: np.stack(leaves), *all_losses))
+    )
     assert int(state.count) == 2
 
 
@@ -181,8 +205,12 @@ def test_a_thousand_streams_of_different_lengths_in_one_compilation():
     # What lies beyond a stream's end is not read.
     x[~mask] = np.nan
     start = rule.init(PRIORS["mean field"])
-    states = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_streams, *leaf.shape)), start)
-    together = jax.jit(jax.vmap(lambda s, x, y, m: nt.online.run(rule, SQUARED, s, x, y, mask=m)))
+    states = jax.tree.map(
+        lambda leaf: np.broadcast_to(leaf, (num_streams, *leaf.shape)), start
+    )
+    together = jax.jit(
+        jax.vmap(lambda s, x, y, m: nt.online.run(rule, SQUARED, s, x, y, mask=m))
+    )
     before = len(TRACES)
     states, losses = together(states, x, y, mask)
     traces = len(TRACES) - before
@@ -193,7 +221,9 @@ def test_a_thousand_streams_of_different_lengths_in_one_compilation():
         n = lengths[i]
         # Half the squared loss: unit noise. Mean field adds up the diagonal of the precision.
         np.testing.assert_allclose(
-            np.asarray(states.posterior.scale)[i], (1 + np.sum(x[i, :n] ** 2, axis=0)) ** -0.5, rtol=1e-5
+            np.asarray(states.posterior.scale)[i],
+            (1 + np.sum(x[i, :n] ** 2, axis=0)) ** -0.5,
+            rtol=1e-5,
         )
     together(states, x, y, ~mask)
     assert len(TRACES) == before + traces

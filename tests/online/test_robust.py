@@ -42,18 +42,28 @@ def wolf(x, y, threshold, hard):
     mean, precision = np.zeros(D), np.eye(D)
     for row, outcome in zip(x, y, strict=True):
         residual = (outcome - row @ mean) / NOISE
-        weight = float(abs(residual) <= threshold) if hard else (1 + residual**2 / threshold**2) ** -0.5
+        weight = (
+            float(abs(residual) <= threshold)
+            if hard
+            else (1 + residual**2 / threshold**2) ** -0.5
+        )
         precision = precision + weight**2 * np.outer(row, row) / NOISE**2
         mean = mean + np.linalg.solve(precision, weight**2 * row * residual / NOISE)
     return mean, np.linalg.inv(precision)
 
 
 def run(rule, prior="full rank", loss=SQUARED, rows=None):
-    return nt.online.run(rule, loss, rule.init(PRIORS[prior]), *(make_rows() if rows is None else rows))
+    return nt.online.run(
+        rule, loss, rule.init(PRIORS[prior]), *(make_rows() if rows is None else rows)
+    )
 
 
 @pytest.mark.parametrize(
-    ("hard", "least"), tiered([(False, None), (False, LEAST), (True, None), (True, LEAST)], unit=[(False, None)])
+    ("hard", "least"),
+    tiered(
+        [(False, None), (False, LEAST), (True, None), (True, LEAST)],
+        unit=[(False, None)],
+    ),
 )
 def test_on_gaussian_noise_robust_is_the_filter_of_the_paper(x64, hard, least):
     x, y = make_rows()
@@ -63,12 +73,15 @@ def test_on_gaussian_noise_robust_is_the_filter_of_the_paper(x64, hard, least):
     factor = np.asarray(state.posterior.factor)
     np.testing.assert_allclose(factor @ factor.T, covariance, rtol=1e-9, atol=1e-12)
     # The losses are those of the data, not weighted.
-    np.testing.assert_allclose(losses.at_mean[0], 0.5 * (y[0] / NOISE) ** 2 + LEAST, rtol=1e-12)
+    np.testing.assert_allclose(
+        losses.at_mean[0], 0.5 * (y[0] / NOISE) ** 2 + LEAST, rtol=1e-12
+    )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "inner", [nt.online.rvga(), nt.online.ewa(1.0), nt.online.svb(0.01), nt.online.oga(0.01)]
+    "inner",
+    [nt.online.rvga(), nt.online.ewa(1.0), nt.online.svb(0.01), nt.online.oga(0.01)],
 )
 def test_outliers_do_not_move_robust_rules(x64, inner):
     x, y = make_rows(400)
@@ -80,7 +93,9 @@ def test_the_rows_of_a_batch_are_weighed_one_by_one(x64):
     x, y = make_rows(8)
     on = np.arange(8) != 2
     spoiled = np.where(on, y, np.nan)
-    state, _ = nt.online.update(ROBUST, SQUARED, ROBUST.init(PRIORS["full rank"]), x, spoiled, mask=on)
+    state, _ = nt.online.update(
+        ROBUST, SQUARED, ROBUST.init(PRIORS["full rank"]), x, spoiled, mask=on
+    )
     weights = 1 / (1 + (y / NOISE / 2.0) ** 2)
     precision = np.eye(D) + (x[on].T * weights[on]) @ x[on] / NOISE**2
     expected = np.linalg.solve(precision, x[on].T @ (weights * y)[on] / NOISE**2)
@@ -92,10 +107,14 @@ def test_the_residual_is_pearsons_whatever_the_covariance(x64):
     q = MeanField(jnp.array([0.3, -0.2, 0.1]), jnp.full(D, 1e-5))
     x, y = make_rows(5)[0], np.array([0.0, 1.0, 2.0, 5.0, 9.0])
     rate = np.exp(x @ np.asarray(q.loc))
-    squares = robust_module.residuals(nt.expectations.poisson(), q, (x, y), Options(), None)
+    squares = robust_module.residuals(
+        nt.expectations.poisson(), q, (x, y), Options(), None
+    )
     np.testing.assert_allclose(squares, (y - rate) ** 2 / rate, rtol=1e-6)
     for wide in (q, FullRank(q.loc, jnp.diag(jnp.array([1e-5, 3e-5, 1e-4])))):
-        one = robust_module.residual(nt.expectations.poisson(), wide, wide, (x[3], y[3]), Options(), None)
+        one = robust_module.residual(
+            nt.expectations.poisson(), wide, wide, (x[3], y[3]), Options(), None
+        )
         np.testing.assert_allclose(one, squares[3], rtol=1e-6)
 
 
@@ -105,26 +124,38 @@ def test_the_residual_of_classes_is_pearsons_over_all_of_them(x64):
     q = MeanField(jnp.asarray(theta), jnp.full(3 * D, 1e-5))
     p = np.exp(x @ theta.reshape(3, D).T)
     p /= p.sum(axis=1, keepdims=True)
-    expected = np.sum((p - np.eye(3)[classes]) ** 2, axis=1) / np.sum(p * (1 - p), axis=1)
-    of_rows = lambda q: robust_module.residuals(nt.expectations.softmax(3), q, (x, classes), Options(), None)  # noqa: E731
+    expected = np.sum((p - np.eye(3)[classes]) ** 2, axis=1) / np.sum(
+        p * (1 - p), axis=1
+    )
+    of_rows = lambda q: robust_module.residuals(  # noqa: E731
+        nt.expectations.softmax(3), q, (x, classes), Options(), None
+    )
     squares = jax.jit(of_rows)(q)
     np.testing.assert_allclose(squares, expected, rtol=1e-6)
 
 
 def test_losses_without_curvature_need_their_least_value():
     hinge, labels = nt.expectations.hinge(), np.sign(make_rows()[1])
-    with pytest.raises(ValueError, match=r"^the loss.*piecewise linear.*least=0\.0.*hinge and pinball losses"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the loss.*piecewise linear.*least=0\.0.*hinge and pinball losses",
+    ):
         run(ROBUST, loss=hinge, rows=(make_rows()[0], labels))
     # Twice the loss is the deviance.
     q = MeanField(jnp.zeros(D), jnp.ones(D))
-    squares = robust_module.residuals(hinge, q, (make_rows()[0], labels), Options(), 0.0)
+    squares = robust_module.residuals(
+        hinge, q, (make_rows()[0], labels), Options(), 0.0
+    )
     np.testing.assert_allclose(squares, 2.0)
 
 
 def test_a_prior_far_from_the_data_is_told():
     x, y = make_rows(60)
     rule = nt.online.robust(NGVI, 1.0)
-    with pytest.warns(nt.online.StreamWarning, match=r"robust gave 60 rounds a mean weight of 2\.\de-09"):
+    with pytest.warns(
+        nt.online.StreamWarning,
+        match=r"robust gave 60 rounds a mean weight of 2\.\de-09",
+    ):
         run(rule, rows=(x, y + 1e4))
 
 
@@ -144,7 +175,9 @@ def test_a_clipped_round_is_that_of_a_datum_of_less_weight(x64):
     weight = added[0] * NOISE**2 / x[0, 0] ** 2
     assert 0 < weight < 1
     np.testing.assert_allclose(added, weight * x[0] ** 2 / NOISE**2, rtol=1e-9)
-    np.testing.assert_allclose(after.posterior.loc, weight * x[0] * 1e3 / NOISE**2 / (1 + added), rtol=1e-9)
+    np.testing.assert_allclose(
+        after.posterior.loc, weight * x[0] * 1e3 / NOISE**2 / (1 + added), rtol=1e-9
+    )
     assert 0.5 < np.max(np.abs(after.posterior.loc)) <= 2.0
 
 
@@ -171,7 +204,13 @@ def test_a_datum_at_the_threshold_counts():
     rule = nt.online.robust(NGVI, 1.0, hard=True)
     state = rule.init(MeanField(jnp.zeros(1), jnp.ones(1)))
     # A residual of one noise scale, without rounding.
-    state, _ = nt.online.run(rule, nt.expectations.squared(noise_scale=1.0), state, np.ones((1, 1)), np.ones(1))
+    state, _ = nt.online.run(
+        rule,
+        nt.expectations.squared(noise_scale=1.0),
+        state,
+        np.ones((1, 1)),
+        np.ones(1),
+    )
     np.testing.assert_allclose(state.posterior.loc, [0.5])
 
 
@@ -179,34 +218,55 @@ def test_a_datum_at_the_threshold_counts():
 
 
 @pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
-@pytest.mark.parametrize("threshold", tiered(["max_loss", "max_move"], unit=["max_loss"]))
+@pytest.mark.parametrize(
+    "threshold", tiered(["max_loss", "max_move"], unit=["max_loss"])
+)
 def test_skipped_rounds_leave_no_trace(x64, threshold):
     x, y = make_rows()
     rule = SKIP if threshold == "max_loss" else nt.online.skip(NGVI, max_move=5.0)
     state, losses = run(rule, rows=(x, y))
     bad = np.arange(40) % 10 == 5
-    assert (int(state.count), int(state.rejected), int(state.memory.skipped)) == (36, 4, 4)
+    assert (int(state.count), int(state.rejected), int(state.memory.skipped)) == (
+        36,
+        4,
+        4,
+    )
     expected, others = run(NGVI, rows=(x[~bad], y[~bad]))
     np.testing.assert_allclose(state.posterior.loc, expected.posterior.loc, rtol=1e-12)
-    np.testing.assert_allclose(np.asarray(losses.expected)[~bad], others.expected, rtol=1e-12)
-    np.testing.assert_allclose(state.cumulative.expected.value, np.sum(others.expected), rtol=1e-10)
+    np.testing.assert_allclose(
+        np.asarray(losses.expected)[~bad], others.expected, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        state.cumulative.expected.value, np.sum(others.expected), rtol=1e-10
+    )
     taken = np.asarray(others.expected)
     np.testing.assert_allclose(state.memory.mean.value, taken.mean(), rtol=1e-10)
-    np.testing.assert_allclose(state.memory.squares.value, len(taken) * taken.var(), rtol=1e-9)
+    np.testing.assert_allclose(
+        state.memory.squares.value, len(taken) * taken.var(), rtol=1e-9
+    )
 
 
-@pytest.mark.parametrize(("count", "excess", "is_skipped"), [(20, 5.9, False), (20, 6.1, True), (9, 6.1, False)])
-def test_a_round_is_skipped_beyond_three_deviations_of_the_losses_so_far(x64, count, excess, is_skipped):
+@pytest.mark.parametrize(
+    ("count", "excess", "is_skipped"),
+    [(20, 5.9, False), (20, 6.1, True), (9, 6.1, False)],
+)
+def test_a_round_is_skipped_beyond_three_deviations_of_the_losses_so_far(
+    x64, count, excess, is_skipped
+):
     """Of 20 losses with mean 3 and variance 4, in units of nats; of 9 nothing is known."""
     rule = nt.online.skip(NGVI, max_deviations=3.0, warm_up=10)
     state = rule.init(PRIORS["mean field"])
-    mean, squares = (CompensatedSum.start(jnp.asarray(value)) for value in (3.0, 4.0 * count))
+    mean, squares = (
+        CompensatedSum.start(jnp.asarray(value)) for value in (3.0, 4.0 * count)
+    )
     memory = state.memory._replace(mean=mean, squares=squares)
     y = np.sqrt(2.0 * NOISE**2 * (3.0 + excess - LEAST))
     state = state._replace(count=jnp.asarray(count, state.count.dtype), memory=memory)
     after, losses = nt.online.update(rule, SQUARED, state, np.zeros(D), y)
     assert float(losses.expected) == pytest.approx(3.0 + excess)
-    assert (int(after.count) - count, int(after.memory.skipped)) == ((0, 1) if is_skipped else (1, 0))
+    assert (int(after.count) - count, int(after.memory.skipped)) == (
+        (0, 1) if is_skipped else (1, 0)
+    )
 
 
 @pytest.mark.full
@@ -214,7 +274,10 @@ def test_rounds_beyond_the_running_losses_are_skipped_and_told(x64):
     x, y = make_rows()
     y[5] = 0.0
     rule = nt.online.skip(NGVI, max_deviations=6.0, warm_up=10)
-    with pytest.warns(nt.online.StreamWarning, match=r"3 of 40 rounds were rejected \(3 skipped by the rule"):
+    with pytest.warns(
+        nt.online.StreamWarning,
+        match=r"3 of 40 rounds were rejected \(3 skipped by the rule",
+    ):
         state, _ = run(rule, rows=(x, y))
     assert (int(state.rejected), int(state.memory.skipped)) == (3, 3)
 
@@ -230,23 +293,38 @@ NESTED = {
     "skipping standardised": nt.online.skip(nt.online.standardise(NGVI), max_loss=50.0),
     "standardised skipping": nt.online.standardise(SKIP),
     "robust clipped skipping": nt.online.robust(nt.online.clip(SKIP, 2.0), 2.0),
-    "skipping clipped robust": nt.online.skip(nt.online.clip(ROBUST, 2.0), max_loss=1e5),
+    "skipping clipped robust": nt.online.skip(
+        nt.online.clip(ROBUST, 2.0), max_loss=1e5
+    ),
     "average of clipped": nt.online.with_average(CLIP),
     "clipped average": nt.online.clip(nt.online.with_average(NGVI), 2.0),
     "experts": nt.online.aggregate(
-        nt.online.grid(lambda threshold: nt.online.robust(nt.online.ngvi(), threshold), threshold=[1.0, 2.0])
+        nt.online.grid(
+            lambda threshold: nt.online.robust(nt.online.ngvi(), threshold),
+            threshold=[1.0, 2.0],
+        )
     ),
 }
 
 
 @pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 @pytest.mark.parametrize(
-    "name", tiered(NESTED, unit=["robust clipped skipping", "skipping clipped robust", "standardised robust"])
+    "name",
+    tiered(
+        NESTED,
+        unit=[
+            "robust clipped skipping",
+            "skipping clipped robust",
+            "standardised robust",
+        ],
+    ),
 )
 def test_wrappers_compose(name, x64):
     x, y = make_rows(200)
     state, losses = run(NESTED[name], "mean field", rows=(x, y))
-    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((state.posterior, losses)))
+    assert all(
+        np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((state.posterior, losses))
+    )
     scale = np.sqrt(np.mean(x**2, axis=0)) if "standardised" in name else 1.0
     np.testing.assert_allclose(state.posterior.loc / scale, [1.0, -1.0, 0.5], atol=0.5)
     if "standardised" in name:
@@ -259,7 +337,9 @@ def test_wrappers_compose(name, x64):
 def test_the_order_of_averages_does_not_matter(x64):
     ends = [run(NESTED[name])[0] for name in ("average of robust", "robust average")]
     np.testing.assert_allclose(ends[0].posterior.loc, ends[1].posterior.loc, rtol=1e-10)
-    np.testing.assert_allclose(nt.online.average(ends[0]), nt.online.average(ends[1]), rtol=1e-10)
+    np.testing.assert_allclose(
+        nt.online.average(ends[0]), nt.online.average(ends[1]), rtol=1e-10
+    )
 
 
 def test_orders_that_have_no_meaning_are_refused():
@@ -267,31 +347,58 @@ def test_orders_that_have_no_meaning_are_refused():
         PRIORS["mean field"],
         nt.online.aggregate(nt.online.grid(nt.online.ngvi, step_size=[0.5, 1.0])),
     )
-    with pytest.raises(TypeError, match=r"^robust predicts from the.*write standardise\(robust\(rule\)\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"^robust predicts from the.*write standardise\(robust\(rule\)\)",
+    ):
         nt.online.robust(nt.online.standardise(NGVI)).init(prior)
-    with pytest.raises(TypeError, match=r"^each expert of an.*make the rules of its grids robust"):
+    with pytest.raises(
+        TypeError, match=r"^each expert of an.*make the rules of its grids robust"
+    ):
         nt.online.robust(experts).init(prior)
-    with pytest.raises(TypeError, match=r"^an aggregate moves as.*clip the rules of its grids"):
+    with pytest.raises(
+        TypeError, match=r"^an aggregate moves as.*clip the rules of its grids"
+    ):
         nt.online.clip(experts).init(prior)
     for rule in (ROBUST, CLIP, SKIP):
         with pytest.raises(TypeError, match="use run or update"):
             rule.update(None, rule.init(prior))
         start = rule.init(PRIORS["mean field"])
-        with pytest.raises(TypeError, match=r"merge|holds no evidence|holds more than the posterior"):
+        with pytest.raises(
+            TypeError, match=r"merge|holds no evidence|holds more than the posterior"
+        ):
             nt.online.merge(rule, start, start)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: nt.online.robust(NGVI, 0.0), r"threshold must be.*positive and finite, got"),
+        (
+            lambda: nt.online.robust(NGVI, 0.0),
+            r"threshold must be.*positive and finite, got",
+        ),
         (lambda: nt.online.robust(NGVI, least=np.nan), r"least must be.*finite, got"),
-        (lambda: nt.online.clip(NGVI, -1.0), r"max_move must be.*positive and finite, got"),
+        (
+            lambda: nt.online.clip(NGVI, -1.0),
+            r"max_move must be.*positive and finite, got",
+        ),
         (lambda: nt.online.skip(NGVI), "skip needs a threshold"),
-        (lambda: nt.online.skip(NGVI, max_loss=np.inf), r"max_loss must be.*finite, got"),
-        (lambda: nt.online.skip(NGVI, max_deviations=0.0), r"max_deviations must be.*and finite, got"),
-        (lambda: nt.online.skip(NGVI, max_move=np.nan), r"max_move must be.*positive and finite, got"),
-        (lambda: nt.online.skip(NGVI, max_move=1.0, warm_up=1), r"warm_up must be.*integer of at least"),
+        (
+            lambda: nt.online.skip(NGVI, max_loss=np.inf),
+            r"max_loss must be.*finite, got",
+        ),
+        (
+            lambda: nt.online.skip(NGVI, max_deviations=0.0),
+            r"max_deviations must be.*and finite, got",
+        ),
+        (
+            lambda: nt.online.skip(NGVI, max_move=np.nan),
+            r"max_move must be.*positive and finite, got",
+        ),
+        (
+            lambda: nt.online.skip(NGVI, max_move=1.0, warm_up=1),
+            r"warm_up must be.*integer of at least",
+        ),
     ],
 )
 def test_arguments_are_checked(make, message):
@@ -305,14 +412,24 @@ def test_arguments_are_checked(make, message):
 def test_updates_runs_and_vmapped_runs_agree(name, prior):
     rule = {"robust": ROBUST, "clip": CLIP, "skip": SKIP}[name]
     x, y = (np.asarray(leaf, np.float32) for leaf in make_rows(12))
-    start = rule.init(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), PRIORS[prior]))
+    start = rule.init(
+        jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), PRIORS[prior])
+    )
     one = start
     for t in range(12):
         one, _ = nt.online.update(rule, SQUARED, one, x[t], y[t])
-    many, _ = jax.jit(jax.vmap(lambda y: nt.online.run(rule, SQUARED, start, x, y)))(np.stack([y, -y]))
-    np.testing.assert_allclose(many.posterior.loc[0], one.posterior.loc, rtol=2e-4, atol=1e-5)
+    many, _ = jax.jit(jax.vmap(lambda y: nt.online.run(rule, SQUARED, start, x, y)))(
+        np.stack([y, -y])
+    )
+    np.testing.assert_allclose(
+        many.posterior.loc[0], one.posterior.loc, rtol=2e-4, atol=1e-5
+    )
     assert int(many.rejected[0]) == int(one.rejected)
-    for a, b in zip(jax.tree.leaves(base.unit_of(rule, one)), jax.tree.leaves(one.posterior), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(base.unit_of(rule, one)),
+        jax.tree.leaves(one.posterior),
+        strict=True,
+    ):
         np.testing.assert_array_equal(a, b)
 
 

@@ -33,7 +33,9 @@ def message(rule, loss, x, y, state=None, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         after, _ = nt.online.run(rule, loss, state, x, y, **options)
-    assert all(w.category is nt.online.StreamWarning and w.filename == __file__ for w in caught)
+    assert all(
+        w.category is nt.online.StreamWarning and w.filename == __file__ for w in caught
+    )
     assert len(caught) <= 1
     return after, "".join(str(w.message) for w in caught)
 
@@ -44,7 +46,10 @@ def test_labels_of_another_coding_are_named():
     lost = int(np.sum(labels == 0))
     state, text = message(NGVI, BLIND, x, labels)
     assert int(state.rejected) == lost
-    assert f"{lost} of {NUM_ROUNDS} rounds were rejected ({lost} with a loss that is not finite" in text
+    assert (
+        f"{lost} of {NUM_ROUNDS} rounds were rejected ({lost} with a loss that is not finite"
+        in text
+    )
     assert f"the first in row {np.argmin(labels)}, all those of outcome 0)" in text
     # The next run has troubles of its own.
     state, text = message(NGVI, BLIND, x, np.ones(NUM_ROUNDS), state)
@@ -52,7 +57,10 @@ def test_labels_of_another_coding_are_named():
     labels = 2 * labels - 1
     labels[[7, 9]] = np.nan
     _, text = message(NGVI, BLIND, x, labels)
-    assert "2 of 60 rounds were rejected (2 with data that are not finite, the first in row 7)" in text
+    assert (
+        "2 of 60 rounds were rejected (2 with data that are not finite, the first in row 7)"
+        in text
+    )
     _, text = message(NGVI, BLIND, x, labels, mask=~np.isnan(labels))
     assert text == ""
 
@@ -62,11 +70,17 @@ def test_jumps_are_named():
     y[40] = 1e4
     state, text = message(NGVI, SQUARED, x, y)
     assert int(state.jumps) >= 1
-    assert f"{int(state.jumps)} of 60 rounds moved a mean by more than 10 of its standard deviations" in text
+    assert (
+        f"{int(state.jumps)} of 60 rounds moved a mean by more than 10 of its standard deviations"
+        in text
+    )
     assert f"the longest of the stream by {float(state.max_move):.3g}" in text
     before, _ = nt.online.run(NGVI, SQUARED, NGVI.init(PRIOR), x[:40], y[:40])
     after, _ = nt.online.update(NGVI, SQUARED, before, x[40], y[40])
-    move = np.max(np.abs(after.posterior.loc - before.posterior.loc) / np.asarray(before.posterior.scale))
+    move = np.max(
+        np.abs(after.posterior.loc - before.posterior.loc)
+        / np.asarray(before.posterior.scale)
+    )
     np.testing.assert_allclose(after.max_move, move, rtol=1e-5)
     assert (int(before.jumps), int(after.jumps)) == (0, 1)
 
@@ -74,7 +88,11 @@ def test_jumps_are_named():
 @pytest.mark.full
 def test_the_moves_of_points_and_gradient_steps_are_in_scales_of_the_prior():
     x, y = make_rows()
-    for rule in (nt.online.oga(0.1), nt.online.svb(nt.online.svb_rate(0.1)), nt.online.sva(0.1)):
+    for rule in (
+        nt.online.oga(0.1),
+        nt.online.svb(nt.online.svb_rate(0.1)),
+        nt.online.sva(0.1),
+    ):
         state, text = message(rule, SQUARED, x, y)
         assert text == ""
         assert 0 < float(state.max_move) < 2
@@ -107,10 +125,20 @@ def test_all_findings_are_in_one_warning():
 def test_streams_in_order_are_not_warned_of(noise):
     for seed in range(3):
         x, _ = make_rows(seed=seed)
-        y = x @ [1.0, -1.0, 0.5] + noise * np.random.default_rng(seed).normal(size=NUM_ROUNDS)
+        y = x @ [1.0, -1.0, 0.5] + noise * np.random.default_rng(seed).normal(
+            size=NUM_ROUNDS
+        )
         assert message(NGVI, SQUARED, x, y)[1] == ""
         # There is nothing to learn.
-        assert message(NGVI, SQUARED, x, np.random.default_rng(9 + seed).normal(size=NUM_ROUNDS))[1] == ""
+        assert (
+            message(
+                NGVI,
+                SQUARED,
+                x,
+                np.random.default_rng(9 + seed).normal(size=NUM_ROUNDS),
+            )[1]
+            == ""
+        )
 
 
 @pytest.mark.full
@@ -128,16 +156,21 @@ def test_nothing_warns_inside_of_transformations():
 def test_arrays_without_a_finite_value_are_refused():
     x, y = make_rows()
     with pytest.raises(
-        ValueError, match=r"data array 1 of shape \(60,\) holds no finite value, got nan.*were read"
+        ValueError,
+        match=r"data array 1 of shape \(60,\) holds no finite value, got nan.*were read",
     ):
         nt.online.run(NGVI, SQUARED, NGVI.init(PRIOR), x, np.full(NUM_ROUNDS, np.nan))
-    with pytest.raises(ValueError, match=r"data array 0 .* got inf.*the data were read"):
+    with pytest.raises(
+        ValueError, match=r"data array 0 .* got inf.*the data were read"
+    ):
         nt.online.run(NGVI, SQUARED, NGVI.init(PRIOR), np.full_like(x, np.inf), y)
 
 
 @pytest.mark.full
 def test_diagnose_reads_the_counters(key):
-    state = NGVI.init(PRIOR)._replace(count=jnp.int32(9), rejected=jnp.int32(1), jumps=jnp.int32(2))
+    state = NGVI.init(PRIOR)._replace(
+        count=jnp.int32(9), rejected=jnp.int32(1), jumps=jnp.int32(2)
+    )
     with pytest.warns(nt.online.StreamWarning) as caught:
         findings = nt.online.diagnose(NGVI, state)
     assert [finding.kind for finding in findings] == ["rejected", "jump"]
@@ -161,7 +194,9 @@ def make_model(likelihood):
 def make_online(likelihood):
     model = make_model(likelihood)
     expectation = nt.expectations.gauss_hermite(predictor="eta", num_nodes=4)
-    return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal(model), NGVI, expectation)
+    return nt.OnlineVI(
+        model, nt.guides.AutoOnlineDiagonalNormal(model), NGVI, expectation
+    )
 
 
 SUPPORTS = {
@@ -175,8 +210,16 @@ SUPPORTS = {
         [1, 3],
         "got 3 in 30 of 60 data: labels that begin at 1 become y - 1",
     ),
-    "counts": (lambda eta: dist.Poisson(jnp.exp(eta)), [2, -1], "IntegerNonnegative.*got -1 in 30 of 60 data"),
-    "positive": (lambda eta: dist.LogNormal(eta, 1.0), [0.5, -1.0], r"Positive.*got -1\.0"),
+    "counts": (
+        lambda eta: dist.Poisson(jnp.exp(eta)),
+        [2, -1],
+        "IntegerNonnegative.*got -1 in 30 of 60 data",
+    ),
+    "positive": (
+        lambda eta: dist.LogNormal(eta, 1.0),
+        [0.5, -1.0],
+        r"Positive.*got -1\.0",
+    ),
 }
 
 
@@ -184,7 +227,11 @@ SUPPORTS = {
 @pytest.mark.parametrize("name", tiered(SUPPORTS, unit=["signs"]))
 def test_outcomes_outside_of_a_support_are_refused_before_the_first_round(key, name):
     likelihood, outcomes, text = SUPPORTS[name]
-    online, (x, _), y = make_online(likelihood), make_rows(), np.tile(outcomes, NUM_ROUNDS // 2)
+    online, (x, _), y = (
+        make_online(likelihood),
+        make_rows(),
+        np.tile(outcomes, NUM_ROUNDS // 2),
+    )
     with pytest.raises(ValueError, match=f"observed site 'y' takes values in .*{text}"):
         online.run(key, x, y)
     with pytest.raises(ValueError, match="observed site 'y'"):
@@ -201,7 +248,9 @@ def test_a_run_of_a_model_warns_once(key):
         warnings.simplefilter("error")
         online.run(key, x, y)
     y[[4, 8]] = np.nan
-    with pytest.warns(nt.online.StreamWarning, match=r"2 of 60 rounds were rejected .*first in row 4") as caught:
+    with pytest.warns(
+        nt.online.StreamWarning, match=r"2 of 60 rounds were rejected .*first in row 4"
+    ) as caught:
         online.run(key, x, y)
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -210,7 +259,9 @@ def test_a_run_of_a_model_warns_once(key):
     # A row that is off may hold anything.
     binary = make_online(lambda eta: dist.Bernoulli(logits=eta))
     labels = np.array([1, 0, -1])
-    state, _ = binary.update_masked(binary.init(key, x[:3], labels), labels >= 0, x[:3], labels)
+    state, _ = binary.update_masked(
+        binary.init(key, x[:3], labels), labels >= 0, x[:3], labels
+    )
     assert int(state.count) == 1
 
 
@@ -239,7 +290,8 @@ def test_skip_still_skips_after_rounds_of_infinite_expected_loss():
     rule = nt.online.skip(nt.online.rvga(), max_deviations=8.0)
     start = rule.init(FullRank(jnp.zeros(4), jnp.eye(4)))
     with pytest.warns(
-        nt.online.StreamWarning, match=r"^In this.*1 of 200 rounds were rejected.*that is too large"
+        nt.online.StreamWarning,
+        match=r"^In this.*1 of 200 rounds were rejected.*that is too large",
     ):
         state, losses = nt.online.run(rule, nt.expectations.poisson(), start, x, y)
     assert np.isinf(losses.expected[0])
@@ -253,7 +305,9 @@ def test_a_round_that_was_taken_is_not_called_lost():
     x[100, 1] = np.nan
     rule = nt.online.rvga()
     start = rule.init(FullRank(jnp.zeros(4), jnp.eye(4)))
-    with pytest.warns(nt.online.StreamWarning, match=r"1 with data that are not finite.*is too large") as caught:
+    with pytest.warns(
+        nt.online.StreamWarning, match=r"1 with data that are not finite.*is too large"
+    ) as caught:
         _, losses = nt.online.run(rule, nt.expectations.poisson(), start, x, y)
     assert np.isinf(losses.expected[0])
     assert "loss that is not finite" not in str(caught[0].message)

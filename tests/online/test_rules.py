@@ -43,7 +43,9 @@ def counted(expectation):
 HINGE = counted(nt.expectations.hinge())
 LOGISTIC = counted(nt.expectations.logistic())
 SQUARED = nt.expectations.squared()
-HALF_SQUARED = nt.expectations.gauss_hermite(lambda u, y: 0.5 * jnp.square(y - u), num_nodes=4)
+HALF_SQUARED = nt.expectations.gauss_hermite(
+    lambda u, y: 0.5 * jnp.square(y - u), num_nodes=4
+)
 
 
 @pytest.fixture(params=RULES)
@@ -57,7 +59,9 @@ compiled = pytest.mark.parametrize("name", tiered(RULES, unit=["ngvi_evidence"])
 
 def make_prior(d=3, dtype=None):
     loc = np.array([0.2, -0.5, 0.0, 1.0, -0.1])[:d]
-    return MeanField(jnp.asarray(loc, dtype), jnp.asarray([0.7, 1.5, 0.3, 1.0, 2.0][:d], dtype))
+    return MeanField(
+        jnp.asarray(loc, dtype), jnp.asarray([0.7, 1.5, 0.3, 1.0, 2.0][:d], dtype)
+    )
 
 
 def make_stream(num_rounds, d=3, dtype=None, seed=0):
@@ -85,14 +89,20 @@ def by_hand(rule, expectation, state, x, y):
 # Protocol
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.float64, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, pytest.param(jnp.float64, marks=pytest.mark.full)]
+)
 def test_update_preserves_structure_shapes_and_dtypes(x64, name, dtype):
     rule = UNBOXED[name]
     state = rule.init(make_prior(dtype=dtype))
     x, y = make_stream(1, dtype=dtype)
     assert (int(state.count), int(state.rejected)) == (0, 0)
-    assert {leaf.dtype for leaf in jax.tree.leaves((state.posterior, state.prior))} == {jnp.dtype(dtype)}
-    after, losses = jax.eval_shape(lambda s, x, y: nt.online.update(rule, HINGE, s, x, y), state, x[0], y[0])
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.posterior, state.prior))} == {
+        jnp.dtype(dtype)
+    }
+    after, losses = jax.eval_shape(
+        lambda s, x, y: nt.online.update(rule, HINGE, s, x, y), state, x[0], y[0]
+    )
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
@@ -107,13 +117,18 @@ def test_init_starts_at_the_prior_or_at_its_mean(name):
     assert_same(state.posterior, MeanField(prior.loc, scale))
     assert UNBOXED[name].point == (name == "oga")
     boxed = RULES[name](box=Box(loc=0.1, scale=0.5)).init(prior)
-    assert_same(boxed.posterior, MeanField(jnp.clip(prior.loc, -0.1, 0.1), jnp.minimum(scale, 0.5)))
+    assert_same(
+        boxed.posterior,
+        MeanField(jnp.clip(prior.loc, -0.1, 0.1), jnp.minimum(scale, 0.5)),
+    )
 
 
 @compiled
 @pytest.mark.parametrize("d", tiered([1, 5], unit=[5]))
 @pytest.mark.parametrize(
-    "expectation", [HINGE, pytest.param(LOGISTIC, marks=pytest.mark.full)], ids=["hinge", "logistic"]
+    "expectation",
+    [HINGE, pytest.param(LOGISTIC, marks=pytest.mark.full)],
+    ids=["hinge", "logistic"],
 )
 def test_run_is_a_loop_of_update_bit_for_bit_and_compiles_once(name, expectation, d):
     rule, num_rounds = UNBOXED[name], 7
@@ -132,7 +147,9 @@ def test_run_is_a_loop_of_update_bit_for_bit_and_compiles_once(name, expectation
     assert_same(ran_losses, jax.tree.map(lambda *rows: np.stack(rows), *all_losses))
     assert not np.array_equal(state.posterior.loc, start.posterior.loc)
     for total, losses in zip(state.cumulative, ran_losses, strict=True):
-        np.testing.assert_allclose(total.value, np.sum(np.asarray(losses, float)), rtol=1e-6)
+        np.testing.assert_allclose(
+            total.value, np.sum(np.asarray(losses, float)), rtol=1e-6
+        )
     traces = len(TRACES)
     nt.online.run(rule, expectation, state, x, y)
     assert len(TRACES) == traces
@@ -148,7 +165,9 @@ def test_driver_is_evaluate_then_update(name):
         state, losses = nt.online.update(rule, HINGE, state, x[t], y[t])
         # Compilation may fuse and reorder: a few roundings of sums of five terms.
         np.testing.assert_allclose(losses.expected, evaluation.expected, rtol=1e-5)
-        np.testing.assert_allclose(losses.at_mean, evaluation.at_mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            losses.at_mean, evaluation.at_mean, rtol=1e-5, atol=1e-6
+        )
         for ours, theirs in zip(state.posterior, expected.posterior, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
@@ -196,7 +215,9 @@ def test_a_step_that_overflows_is_refused():
     # Data, loss and gradient are finite in float32; the step is not.
     rule = nt.online.oga(1e25)
     state = rule.init(MeanField(jnp.zeros(1, jnp.float32), jnp.ones(1, jnp.float32)))
-    after, _ = nt.online.update(rule, HINGE, state, jnp.full(1, 1e19, jnp.float32), jnp.float32(1.0))
+    after, _ = nt.online.update(
+        rule, HINGE, state, jnp.full(1, 1e19, jnp.float32), jnp.float32(1.0)
+    )
     assert_same(after, state._replace(rejected=jnp.int32(1)))
 
 
@@ -205,25 +226,32 @@ def test_vmap_over_streams_is_one_run_each(name):
     rule = UNBOXED[name]
     streams = [make_stream(7, 5, jnp.float32, seed) for seed in (1, 2, 3)]
     priors = [
-        make_prior(5, jnp.float32)._replace(loc=jnp.full(5, shift, jnp.float32)) for shift in (0.0, 0.3, -1.0)
+        make_prior(5, jnp.float32)._replace(loc=jnp.full(5, shift, jnp.float32))
+        for shift in (0.0, 0.3, -1.0)
     ]
     stack = partial(jax.tree.map, lambda *leaves: np.stack(leaves))
-    states, losses = jax.vmap(lambda p, x, y: nt.online.run(rule, HINGE, rule.init(p), x, y))(
-        stack(*priors), *stack(*streams)
-    )
+    states, losses = jax.vmap(
+        lambda p, x, y: nt.online.run(rule, HINGE, rule.init(p), x, y)
+    )(stack(*priors), *stack(*streams))
     for i, (prior, stream) in enumerate(zip(priors, streams, strict=True)):
         state, loss = nt.online.run(rule, HINGE, rule.init(prior), *stream)
         assert int(states.count[i]) == 7
-        np.testing.assert_allclose(np.asarray(losses.expected)[i], loss.expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            np.asarray(losses.expected)[i], loss.expected, rtol=1e-4, atol=1e-5
+        )
         for ours, theirs in zip(states.posterior, state.posterior, strict=True):
-            np.testing.assert_allclose(np.asarray(ours)[i], theirs, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                np.asarray(ours)[i], theirs, rtol=1e-4, atol=1e-5
+            )
 
 
 def test_a_datum_that_is_not_finite_is_refused_though_the_loss_is():
     blind = nt.expectations.gauss_hermite(lambda u, y: jnp.square(u), num_nodes=4)
     state = UNBOXED["ngvi"].init(make_prior(2, jnp.float32))
     x = jnp.ones(2, jnp.float32)
-    after, losses = nt.online.update(UNBOXED["ngvi"], blind, state, x, jnp.float32(np.nan))
+    after, losses = nt.online.update(
+        UNBOXED["ngvi"], blind, state, x, jnp.float32(np.nan)
+    )
     assert np.isfinite(losses.expected)
     assert_same(after, state._replace(rejected=jnp.int32(1)))
 
@@ -231,15 +259,24 @@ def test_a_datum_that_is_not_finite_is_refused_though_the_loss_is():
 def test_one_key_serves_a_whole_stream(key):
     def draw(q, x, y, *, rng_key, curvature):
         zero = jnp.zeros((), jnp.float32)
-        return Evaluation(zero, jax.random.uniform(rng_key, (), jnp.float32), zero * q.loc, zero * q.loc)
+        return Evaluation(
+            zero,
+            jax.random.uniform(rng_key, (), jnp.float32),
+            zero * q.loc,
+            zero * q.loc,
+        )
 
     # The gradients are zero, so losses differ by their draws alone.
-    check_one_key(HINGE._replace(evaluate=draw, needs_key=True), nt.online.oga(1.0), key)
+    check_one_key(
+        HINGE._replace(evaluate=draw, needs_key=True), nt.online.oga(1.0), key
+    )
 
 
 @pytest.mark.full
 def test_one_key_serves_a_whole_stream_of_losses(key):
-    expectation = nt.expectations.monte_carlo(lambda theta, x, y: jax.nn.softplus(-y * jnp.sum(x * theta)))
+    expectation = nt.expectations.monte_carlo(
+        lambda theta, x, y: jax.nn.softplus(-y * jnp.sum(x * theta))
+    )
     # The step is too small to move q, so losses differ by their draws alone.
     check_one_key(expectation, nt.online.sva(1e-12), key)
 
@@ -284,14 +321,22 @@ def bounds(box):
 def step_sizes(schedule):
     """The schedule as the package takes it, and as a plain function of the round."""
     plain = SCHEDULE[schedule]
-    ours = 0.4 if schedule == "constant" else lambda t: 0.6 * jax.lax.rsqrt(t.astype(jnp.float64))
+    ours = (
+        0.4
+        if schedule == "constant"
+        else lambda t: 0.6 * jax.lax.rsqrt(t.astype(jnp.float64))
+    )
     return ours, plain
 
 
 def rounds(box):
     """An expectation and a stream: convex without a box, not convex with one."""
     x, y = make_stream(8)
-    return (HINGE, zip(x, y, strict=True)) if box is None else (WAVE, zip(0.5 * x, y, strict=True))
+    return (
+        (HINGE, zip(x, y, strict=True))
+        if box is None
+        else (WAVE, zip(0.5 * x, y, strict=True))
+    )
 
 
 def assert_binds(states, box, scales_can_grow=True):
@@ -314,7 +359,11 @@ def assert_argmin(state, argmin):
     ("name", "schedule", "boxed"),
     tiered(
         itertools.product(["sva", "svb"], SCHEDULE, BOXES),
-        unit=[("sva", "constant", "box"), ("sva", "schedule", "no box"), ("svb", "schedule", "box")],
+        unit=[
+            ("sva", "constant", "box"),
+            ("sva", "schedule", "no box"),
+            ("svb", "schedule", "box"),
+        ],
     ),
 )
 def test_sva_and_svb_minimise_their_objectives(x64, name, schedule, boxed):
@@ -332,16 +381,23 @@ def test_sva_and_svb_minimise_their_objectives(x64, name, schedule, boxed):
         gradient = np.array([evaluation.grad_loc, 2 * q.scale * evaluation.grad_var])
         summed += gradient
         anchor, grads = (prior, summed) if accumulate else (q, gradient)
-        assert_argmin(state, oracles.argmin_source(*grads, *anchor, plain(t), *bounds(box)))
+        assert_argmin(
+            state, oracles.argmin_source(*grads, *anchor, plain(t), *bounds(box))
+        )
     assert int(state.count) == 8
     assert_binds(states, box)
 
 
 @pytest.mark.parametrize(
     ("schedule", "boxed"),
-    tiered(itertools.product(SCHEDULE, BOXES), unit=[("constant", "no box"), ("schedule", "box")]),
+    tiered(
+        itertools.product(SCHEDULE, BOXES),
+        unit=[("constant", "no box"), ("schedule", "box")],
+    ),
 )
-def test_svb_with_finite_evidence_minimises_objective_8_in_means_and_scales(x64, schedule, boxed):
+def test_svb_with_finite_evidence_minimises_objective_8_in_means_and_scales(
+    x64, schedule, boxed
+):
     box, (step_size, plain) = BOXES[boxed], step_sizes(schedule)
     rule = nt.online.svb(step_size, box=box, evidence=1.7)
     state = rule.init(make_prior())
@@ -350,7 +406,9 @@ def test_svb_with_finite_evidence_minimises_objective_8_in_means_and_scales(x64,
         q = state.posterior
         evaluation, state = by_hand(rule, expectation, state, x, y)
         gradient = (evaluation.grad_loc, 2 * q.scale * evaluation.grad_var)
-        argmin = oracles.argmin_source_to_prior(*gradient, q, make_prior(), plain(t), 1.7, *bounds(box))
+        argmin = oracles.argmin_source_to_prior(
+            *gradient, q, make_prior(), plain(t), 1.7, *bounds(box)
+        )
         assert_argmin(state, argmin)
 
 
@@ -377,17 +435,28 @@ def test_svb_with_finite_evidence_minimises_objective_8_on_a_full_covariance(x64
         def objective(mu, q=q, evaluation=evaluation, in_factor=in_factor):
             factor = np.zeros((2, 2))
             factor[rows, columns] = mu[2:]
-            linear = np.asarray(evaluation.grad_loc) @ mu[:2] + np.sum(in_factor * factor)
-            return linear + divergence(mu[:2], factor, prior) / 1.7 + divergence(mu[:2], factor, q) / 0.4
+            linear = np.asarray(evaluation.grad_loc) @ mu[:2] + np.sum(
+                in_factor * factor
+            )
+            return (
+                linear
+                + divergence(mu[:2], factor, prior) / 1.7
+                + divergence(mu[:2], factor, q) / 0.4
+            )
 
         start = np.r_[q.loc, np.asarray(q.factor)[rows, columns]]
         best = minimize(objective, start, method="BFGS", options={"gtol": 1e-8})
-        ours = np.r_[state.posterior.loc, np.asarray(state.posterior.factor)[rows, columns]]
+        ours = np.r_[
+            state.posterior.loc, np.asarray(state.posterior.factor)[rows, columns]
+        ]
         np.testing.assert_allclose(ours, best.x, atol=2e-6)
 
 
 def test_svb_refuses_evidence_that_it_cannot_have():
-    for step_size, box in ((nt.online.svb_rate(0.5), None), (0.1, nt.online.Ball(1.0, 1.0))):
+    for step_size, box in (
+        (nt.online.svb_rate(0.5), None),
+        (0.1, nt.online.Ball(1.0, 1.0)),
+    ):
         with pytest.raises(ValueError, match=r"finite evidence .*objective \(7\)"):
             nt.online.svb(step_size, box, evidence=2.0)
     with pytest.raises(ValueError, match=r"evidence must be.*positive, got"):
@@ -396,7 +465,10 @@ def test_svb_refuses_evidence_that_it_cannot_have():
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
 def test_svb_rate_minimises_objective_7(x64, box):
-    rule, same = (nt.online.svb(rate, box=box) for rate in (nt.online.svb_rate(0.5), svb_rate_by_hand))
+    rule, same = (
+        nt.online.svb(rate, box=box)
+        for rate in (nt.online.svb_rate(0.5), svb_rate_by_hand)
+    )
     state, states = rule.init(make_prior()), []
     expectation, stream = rounds(box)
     for t, (x, y) in enumerate(stream, start=1):
@@ -440,17 +512,28 @@ def test_ngvi_minimises_objective_8(x64, curvature, evidence, schedule, boxed):
         evaluation, state = by_hand(rule, expectation, state, x, y)
         states.append(state)
         argmin = oracles.argmin_expectation(
-            evaluation.grad_loc, evaluation.grad_var, *q, *prior, plain(t), evidence, *bounds(box)
+            evaluation.grad_loc,
+            evaluation.grad_var,
+            *q,
+            *prior,
+            plain(t),
+            evidence,
+            *bounds(box),
         )
         assert_argmin(state, argmin)
-    assert_binds(states, box, scales_can_grow=curvature == "hessian" or np.isfinite(evidence))
+    assert_binds(
+        states, box, scales_can_grow=curvature == "hessian" or np.isfinite(evidence)
+    )
 
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
 @pytest.mark.parametrize("schedule", SCHEDULE)
 def test_oga_and_oga_el_are_their_recursions(x64, schedule, box):
     step_size, plain = step_sizes(schedule)
-    point, gaussian = nt.online.oga(step_size, box=box), nt.online.oga_el(step_size, box=box)
+    point, gaussian = (
+        nt.online.oga(step_size, box=box),
+        nt.online.oga_el(step_size, box=box),
+    )
     bound, largest = bounds(box)
     prior = make_prior()
     theta = np.clip(prior.loc, -bound, bound)
@@ -464,16 +547,22 @@ def test_oga_and_oga_el_are_their_recursions(x64, schedule, box):
         assert np.all(first.posterior.scale == 0)
         evaluation, second = by_hand(gaussian, HINGE, second, x, y)
         m = np.clip(m - plain(t) * evaluation.grad_loc, -bound, bound)
-        sigma = np.clip(sigma - plain(t) * 2 * sigma * evaluation.grad_var, 0.0, largest)
+        sigma = np.clip(
+            sigma - plain(t) * 2 * sigma * evaluation.grad_var, 0.0, largest
+        )
         np.testing.assert_allclose(second.posterior.loc, m, rtol=1e-13, atol=1e-14)
-        np.testing.assert_allclose(second.posterior.scale, sigma, rtol=1e-13, atol=1e-14)
+        np.testing.assert_allclose(
+            second.posterior.scale, sigma, rtol=1e-13, atol=1e-14
+        )
 
 
 def test_oga_el_stops_at_scale_zero():
     rule = nt.online.oga_el(10.0)
     state = rule.init(MeanField(jnp.zeros(1, jnp.float32), jnp.ones(1, jnp.float32)))
     for _ in range(2):
-        _, state = by_hand(rule, SQUARED, state, jnp.ones(1, jnp.float32), jnp.float32(0.0))
+        _, state = by_hand(
+            rule, SQUARED, state, jnp.ones(1, jnp.float32), jnp.float32(0.0)
+        )
         np.testing.assert_array_equal(state.posterior.scale, [0.0])
 
 
@@ -491,7 +580,9 @@ def test_the_lazy_projection_of_sva_is_not_the_greedy_one(x64):
         step = rate * float(evaluation.grad_loc[0])
         lazy -= step
         greedy = np.clip(greedy - step, -bound, bound)
-        np.testing.assert_allclose(state.posterior.loc, [np.clip(lazy, -bound, bound)], rtol=1e-12)
+        np.testing.assert_allclose(
+            state.posterior.loc, [np.clip(lazy, -bound, bound)], rtol=1e-12
+        )
         gap = max(gap, abs(float(state.posterior.loc[0]) - greedy))
         assert clipped_before or gap < 1e-12
     assert gap > 0.1
@@ -521,12 +612,20 @@ def test_ngvi_is_exact_on_a_conjugate_stream(x64, rule, expectation, noise_varia
     x, y = one_hot_stream()
     mean, covariance = oracles.linear_posterior(x, y, noise_variance, *prior)
     assert np.count_nonzero(covariance) == 3
-    state, _ = nt.online.run(rule, expectation, rule.init(prior), jnp.asarray(x), jnp.asarray(y))
+    state, _ = nt.online.run(
+        rule, expectation, rule.init(prior), jnp.asarray(x), jnp.asarray(y)
+    )
     np.testing.assert_allclose(state.posterior.loc, mean, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(state.posterior.scale**2, np.diag(covariance), rtol=1e-10)
-    _, batch = by_hand(rule, expectation, rule.init(prior), jnp.asarray(x), jnp.asarray(y))
+    np.testing.assert_allclose(
+        state.posterior.scale**2, np.diag(covariance), rtol=1e-10
+    )
+    _, batch = by_hand(
+        rule, expectation, rule.init(prior), jnp.asarray(x), jnp.asarray(y)
+    )
     np.testing.assert_allclose(batch.posterior.loc, mean, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(batch.posterior.scale**2, np.diag(covariance), rtol=1e-10)
+    np.testing.assert_allclose(
+        batch.posterior.scale**2, np.diag(covariance), rtol=1e-10
+    )
 
 
 def test_ngvi_agrees_with_the_tempered_normal_posterior(x64):
@@ -548,13 +647,19 @@ def test_finite_evidence_forgets(x64, step_size, evidence):
     window = 1 + evidence / step_size
     for t in range(1, 41):
         # Each datum adds one to the exact precision.
-        _, state = by_hand(rule, SQUARED, state, jnp.full(1, 0.5**0.5), jnp.asarray(1.0))
+        _, state = by_hand(
+            rule, SQUARED, state, jnp.full(1, 0.5**0.5), jnp.asarray(1.0)
+        )
         held = float(state.posterior.scale[0]) ** -2 - 4.0
         assert 0 < held < evidence * (1 + 1e-12)
-        np.testing.assert_allclose(held, evidence * (1 - (1 - 1 / window) ** t), rtol=1e-11)
+        np.testing.assert_allclose(
+            held, evidence * (1 - (1 - 1 / window) ** t), rtol=1e-11
+        )
 
 
-QUADRATIC = nt.expectations.gauss_hermite(lambda u, c: 0.5 * c * jnp.square(u), num_nodes=4)
+QUADRATIC = nt.expectations.gauss_hermite(
+    lambda u, c: 0.5 * c * jnp.square(u), num_nodes=4
+)
 NGVI, BOXED = nt.online.ngvi(), nt.online.ngvi(box=Box(scale=3.0))
 
 
@@ -568,16 +673,22 @@ def test_ngvi_in_a_box_starts_each_round_from_the_clipped_scale(x64):
     np.testing.assert_allclose(precisions, [4, 4, 4, 4, 5, 8, 6, 4, 5], rtol=1e-12)
 
 
-@pytest.mark.parametrize("rule", [pytest.param(NGVI, marks=pytest.mark.full), BOXED], ids=["no box", "box"])
+@pytest.mark.parametrize(
+    "rule", [pytest.param(NGVI, marks=pytest.mark.full), BOXED], ids=["no box", "box"]
+)
 @pytest.mark.parametrize("curvature", [-1.0, -6.0], ids=["zero", "negative"])
 def test_a_precision_that_is_not_positive_is_refused_and_counted(rule, curvature):
     state = rule.init(MeanField(jnp.zeros(1, jnp.float32), jnp.ones(1, jnp.float32)))
     # The squared node 3.2 and its weight leave the sum 1 to rounding: stay off the exact zero.
     c = jnp.float32(curvature * (1 + 1e-5))
-    after, losses = nt.online.update(rule, QUADRATIC, state, jnp.ones(1, jnp.float32), c)
+    after, losses = nt.online.update(
+        rule, QUADRATIC, state, jnp.ones(1, jnp.float32), c
+    )
     assert np.isfinite(losses.expected)
     assert_same(after, state._replace(rejected=jnp.int32(1)))
-    after, _ = nt.online.update(rule, QUADRATIC, after, jnp.ones(1, jnp.float32), jnp.float32(3.0))
+    after, _ = nt.online.update(
+        rule, QUADRATIC, after, jnp.ones(1, jnp.float32), jnp.float32(3.0)
+    )
     assert (int(after.count), int(after.rejected)) == (1, 1)
     np.testing.assert_allclose(after.posterior.scale, [0.5], rtol=1e-5)
 
@@ -593,7 +704,9 @@ def test_svb_rate_survives_vanishing_scales_in_float32():
     rule = nt.online.svb(nt.online.svb_rate(2.0))
     state = rule.init(MeanField(jnp.zeros(d, jnp.float32), scales))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(100, d)), jnp.float32)
-    state, losses = nt.online.run(rule, HINGE, state, x, jnp.where(x[:, 0] > 0, 1.0, -1.0).astype(jnp.float32))
+    state, losses = nt.online.run(
+        rule, HINGE, state, x, jnp.where(x[:, 0] > 0, 1.0, -1.0).astype(jnp.float32)
+    )
     assert (int(state.count), int(state.rejected)) == (100, 0)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((state, losses)))
     assert np.all(state.posterior.scale >= 0)
@@ -617,22 +730,43 @@ def test_svb_rate_shrinks_past_the_smallest_float32():
 
 # Arguments
 
-FACTORIES = (nt.online.oga, nt.online.oga_el, nt.online.sva, nt.online.svb, nt.online.ngvi)
+FACTORIES = (
+    nt.online.oga,
+    nt.online.oga_el,
+    nt.online.sva,
+    nt.online.svb,
+    nt.online.ngvi,
+)
 
 
 @pytest.mark.parametrize("factory", FACTORIES, ids=lambda f: f.__name__)
 def test_step_sizes_and_boxes_are_checked(factory):
     for bad in (0.0, -1.0, np.nan, np.inf):
-        with pytest.raises(ValueError, match=r"step_size must be positive and finite.*will do too"):
+        with pytest.raises(
+            ValueError, match=r"step_size must be positive and finite.*will do too"
+        ):
             factory(bad)
     for arity in (lambda: 1.0, lambda a, b, c: 1.0):
-        with pytest.raises(TypeError, match=r"step_size must take the count or \(count, q\)"):
+        with pytest.raises(
+            TypeError, match=r"step_size must take the count or \(count, q\)"
+        ):
             factory(arity)
-    with pytest.raises(ValueError, match=r"step_size must be one number.*callable of the count.*will do too"):
+    with pytest.raises(
+        ValueError,
+        match=r"step_size must be one number.*callable of the count.*will do too",
+    ):
         factory([0.1])
-    with pytest.raises(TypeError, match=r"step_size must be a number.*callable of the count.*will do too"):
+    with pytest.raises(
+        TypeError,
+        match=r"step_size must be a number.*callable of the count.*will do too",
+    ):
         factory("0.1")
-    for box in (Box(loc=0.0), Box(loc=-1.0), Box(loc=np.nan), Box(loc=np.array([1.0, 0.0]))):
+    for box in (
+        Box(loc=0.0),
+        Box(loc=-1.0),
+        Box(loc=np.nan),
+        Box(loc=np.array([1.0, 0.0])),
+    ):
         with pytest.raises(ValueError, match=r"box\.loc must be positive"):
             factory(0.1, box=box)
     with pytest.raises(ValueError, match=r"box\.scale must be positive"):
@@ -643,8 +777,13 @@ def test_arguments_of_ngvi_and_svb_rate():
     for bad in (0.0, -1.0, np.nan):
         with pytest.raises(ValueError, match="evidence must be positive"):
             nt.online.ngvi(evidence=bad)
-    with pytest.raises(ValueError, match=r"^evidence must.*pass a traced one by forget=to_prior\(evidence\)"):
-        jax.jit(lambda evidence: nt.online.ngvi(evidence=evidence).init(make_prior()).count)(3.0)
+    with pytest.raises(
+        ValueError,
+        match=r"^evidence must.*pass a traced one by forget=to_prior\(evidence\)",
+    ):
+        jax.jit(
+            lambda evidence: nt.online.ngvi(evidence=evidence).init(make_prior()).count
+        )(3.0)
     with pytest.raises(ValueError, match="curvature must be one of"):
         nt.online.ngvi(curvature="newton")
     for bad in (0.0, -2.0, np.nan, np.inf):
@@ -682,7 +821,10 @@ def test_streams_are_checked():
     state = rule.init(make_prior(dtype=jnp.float32))
     x, y = make_stream(4, dtype=jnp.float32)
     for data in ((x, y[:3]), (x[:0], y[:0]), (x[0], y[0]), ()):
-        with pytest.raises(ValueError, match=r"one common leading axis of at least 1, got shapes.*or the loss"):
+        with pytest.raises(
+            ValueError,
+            match=r"one common leading axis of at least 1, got shapes.*or the loss",
+        ):
             nt.online.run(rule, SQUARED, state, *data)
     with pytest.raises(ValueError, match=r"expected x of shape.*parameters, got"):
         nt.online.run(rule, SQUARED, state, x[:, :2], y)
@@ -704,8 +846,12 @@ def test_a_grid_of_rates_runs_under_vmap():
 
     def run(rate):
         rule = nt.online.svb(rate)
-        return nt.online.run(rule, HINGE, rule.init(make_prior(2, jnp.float32)), x, y)[0].posterior.loc
+        return nt.online.run(rule, HINGE, rule.init(make_prior(2, jnp.float32)), x, y)[
+            0
+        ].posterior.loc
 
     rates = (0.1, 0.5)
     together = jax.vmap(run)(jnp.array(rates))
-    np.testing.assert_allclose(together, np.stack([run(rate) for rate in rates]), rtol=1e-6)
+    np.testing.assert_allclose(
+        together, np.stack([run(rate) for rate in rates]), rtol=1e-6
+    )

@@ -12,7 +12,9 @@ import numpyro_tempered as nt
 from numpyro_tempered.online.experts import sweep
 
 HINGE = nt.expectations.hinge()
-GRID = nt.online.grid(nt.online.ngvi, step_size=[0.1, 0.5, 1.0], prior_scale=[0.5, 2.0], alpha=0.5)
+GRID = nt.online.grid(
+    nt.online.ngvi, step_size=[0.1, 0.5, 1.0], prior_scale=[0.5, 2.0], alpha=0.5
+)
 
 
 def rows(num_rounds, d=2):
@@ -24,9 +26,16 @@ def rows(num_rounds, d=2):
 def alone(grid, k, expectation, prior, x, y, mask=None):
     """The run of one rule, its prior and the power of its likelihood written out."""
     values = grid.values(k)
-    wide = prior._replace(**{name: values["prior_scale"] * getattr(prior, name) for name in prior._fields[1:]})
+    wide = prior._replace(
+        **{
+            name: values["prior_scale"] * getattr(prior, name)
+            for name in prior._fields[1:]
+        }
+    )
     rule = grid.rule(values)
-    return nt.online.run(rule, tempered(expectation, values["alpha"]), rule.init(wide), x, y, mask=mask)
+    return nt.online.run(
+        rule, tempered(expectation, values["alpha"]), rule.init(wide), x, y, mask=mask
+    )
 
 
 @functools.cache
@@ -36,13 +45,18 @@ def tempered(expectation, alpha):
     def evaluate(q, x, y, **options):
         at = expectation.evaluate(q, x, y, **options)
         scaled = jax.tree.map(lambda leaf: alpha * leaf, at.grad_loc)
-        return at._replace(grad_loc=scaled, grad_var=jax.tree.map(lambda leaf: alpha * leaf, at.grad_var))
+        return at._replace(
+            grad_loc=scaled,
+            grad_var=jax.tree.map(lambda leaf: alpha * leaf, at.grad_var),
+        )
 
     return expectation._replace(evaluate=evaluate, predictors=None)
 
 
 @pytest.mark.parametrize(
-    "most", [8, *(pytest.param(most, marks=pytest.mark.full) for most in (1, 10**6))], ids=["some", "one", "all"]
+    "most",
+    [8, *(pytest.param(most, marks=pytest.mark.full) for most in (1, 10**6))],
+    ids=["some", "one", "all"],
 )
 def test_each_rule_runs_as_by_itself(most, monkeypatch):
     # One, two or all of them side by side; five rules divide by neither.
@@ -55,9 +69,15 @@ def test_each_rule_runs_as_by_itself(most, monkeypatch):
         states, losses = nt.online.run_grid(grid, HINGE, prior, x, y, mask=mask)
         for k in range(5):
             state, own = alone(grid, k, HINGE, prior, x, y, mask)
-            np.testing.assert_allclose(losses.at_mean[k], own.at_mean, rtol=1e-12, atol=1e-14)
-            np.testing.assert_allclose(states.posterior.loc[k], state.posterior.loc, rtol=1e-12, atol=1e-14)
-            np.testing.assert_allclose(states.posterior.scale[k], state.posterior.scale, rtol=1e-12)
+            np.testing.assert_allclose(
+                losses.at_mean[k], own.at_mean, rtol=1e-12, atol=1e-14
+            )
+            np.testing.assert_allclose(
+                states.posterior.loc[k], state.posterior.loc, rtol=1e-12, atol=1e-14
+            )
+            np.testing.assert_allclose(
+                states.posterior.scale[k], state.posterior.scale, rtol=1e-12
+            )
         assert states.count.tolist() == 5 * [int(mask.sum())]
 
 
@@ -70,8 +90,14 @@ def test_priors_and_full_covariances_in_a_sweep():
         # The loss is (y - u)².
         precision = np.eye(2) / scale**2 + 2.0 * x.T @ x
         factor = np.asarray(states.posterior.factor[k], float)
-        np.testing.assert_allclose(factor @ factor.T, np.linalg.inv(precision), rtol=2e-5, atol=1e-6)
-        np.testing.assert_allclose(states.posterior.loc[k], np.linalg.solve(precision, 2.0 * x.T @ y), rtol=2e-5)
+        np.testing.assert_allclose(
+            factor @ factor.T, np.linalg.inv(precision), rtol=2e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            states.posterior.loc[k],
+            np.linalg.solve(precision, 2.0 * x.T @ y),
+            rtol=2e-5,
+        )
     assert losses.at_mean.shape == (2, 12)
 
 
@@ -81,7 +107,9 @@ def test_a_sweep_goes_on_from_its_states():
     whole, _ = nt.online.run_grid(GRID, HINGE, prior, x, y)
     half, _ = nt.online.run_grid(GRID, HINGE, prior, x[:20], y[:20])
     both, _ = nt.online.run_grid(GRID, HINGE, half, x[20:], y[20:])
-    for a, b in zip(jax.tree.leaves(whole.posterior), jax.tree.leaves(both.posterior), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(whole.posterior), jax.tree.leaves(both.posterior), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
 
 
@@ -91,7 +119,8 @@ def test_the_best_rule_of_a_sweep_is_watched():
     x, y = rows(40)
     x[3, 0] = np.nan
     with pytest.warns(
-        nt.online.StreamWarning, match=r"Of the grid, ngvi.*1 of 40 rounds were rejected.*too large"
+        nt.online.StreamWarning,
+        match=r"Of the grid, ngvi.*1 of 40 rounds were rejected.*too large",
     ):
         states, _ = nt.online.run_grid(grid, HINGE, prior, x, y)
     assert states.rejected.tolist() == [1, 1]
@@ -102,7 +131,10 @@ def test_wrong_calls_of_a_sweep():
     x, y = rows(10)
     with pytest.raises(TypeError, match=r"grid must be.*a Rule of length"):
         nt.online.run_grid(nt.online.ngvi(), HINGE, prior, x, y)
-    with pytest.raises(ValueError, match=r"^the states.*of 6 rules, got leading axes.*the prior to begin"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the states.*of 6 rules, got leading axes.*the prior to begin",
+    ):
         nt.online.run_grid(GRID, HINGE, nt.online.ngvi().init(prior), x, y)
     with pytest.raises(ValueError, match=r"mask must have shape.*for batches, got"):
         nt.online.run_grid(GRID, HINGE, prior, x, y, mask=np.array(True))
@@ -118,10 +150,22 @@ def test_low_rank_covariances_in_a_sweep():
     x, y = rows(6)
     grid = nt.online.grid(nt.online.ngvi, step_size=[0.5])
     states, _ = nt.online.run_grid(grid, HINGE, prior, x, y)
-    state, _ = nt.online.run(nt.online.ngvi(0.5), HINGE, nt.online.ngvi(0.5).init(prior), x, y)
-    np.testing.assert_allclose(states.posterior.loc[0], state.posterior.loc, rtol=1e-5, atol=1e-6)
+    state, _ = nt.online.run(
+        nt.online.ngvi(0.5), HINGE, nt.online.ngvi(0.5).init(prior), x, y
+    )
+    np.testing.assert_allclose(
+        states.posterior.loc[0], state.posterior.loc, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_low_rank_covariances_have_no_other_prior_scale():
-    with pytest.raises(TypeError, match=r"LowRank does not hold every covariance.*MeanField or FullRank"):
-        nt.online.run_grid(nt.online.grid(nt.online.ngvi, prior_scale=[0.5]), HINGE, low_rank(), *rows(6))
+    with pytest.raises(
+        TypeError,
+        match=r"LowRank does not hold every covariance.*MeanField or FullRank",
+    ):
+        nt.online.run_grid(
+            nt.online.grid(nt.online.ngvi, prior_scale=[0.5]),
+            HINGE,
+            low_rank(),
+            *rows(6),
+        )

@@ -20,8 +20,17 @@ from numpyro_tempered.online.rates import (
     svb_constant,
     svb_strongly_convex_rate,
 )
-from numpyro_tempered.online.streams.average import RunningAverage, average, with_average
-from numpyro_tempered.theory.bounds import diameter, lipschitz, lipschitz_squared, strong_convexity
+from numpyro_tempered.online.streams.average import (
+    RunningAverage,
+    average,
+    with_average,
+)
+from numpyro_tempered.theory.bounds import (
+    diameter,
+    lipschitz,
+    lipschitz_squared,
+    strong_convexity,
+)
 
 HINGE = nt.expectations.hinge()
 LOGISTIC = nt.expectations.logistic()
@@ -31,7 +40,9 @@ SQUARED = nt.expectations.squared()
 def stream(num_rounds, d=2, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(num_rounds, d))
-    return jnp.asarray(x), jnp.asarray(np.where(x[:, 0] + rng.normal(size=num_rounds) > 0, 1.0, -1.0))
+    return jnp.asarray(x), jnp.asarray(
+        np.where(x[:, 0] + rng.normal(size=num_rounds) > 0, 1.0, -1.0)
+    )
 
 
 @pytest.fixture(params=["op by op", pytest.param("compiled", marks=pytest.mark.full)])
@@ -59,7 +70,9 @@ def largest_gradient(expectation, x, y, box, seed=0, number=400):
         def one(loc, scale, row, label):
             q = MeanField(loc, scale)
             found = expectation.evaluate(q, row, label)
-            return jnp.sqrt(jnp.sum(found.grad_loc**2) + jnp.sum((2 * scale * found.grad_var) ** 2))
+            return jnp.sqrt(
+                jnp.sum(found.grad_loc**2) + jnp.sum((2 * scale * found.grad_var) ** 2)
+            )
 
         over_rows = jax.vmap(one, (None, None, 0, 0))
         return jax.vmap(over_rows, (0, 0, None, None))(loc, scale, x, y)
@@ -68,7 +81,9 @@ def largest_gradient(expectation, x, y, box, seed=0, number=400):
 
 
 @pytest.mark.parametrize(
-    "expectation", [HINGE, pytest.param(LOGISTIC, marks=pytest.mark.full)], ids=["hinge", "logistic"]
+    "expectation",
+    [HINGE, pytest.param(LOGISTIC, marks=pytest.mark.full)],
+    ids=["hinge", "logistic"],
 )
 def test_the_row_norm_bounds_the_gradients_and_is_nearly_reached(x64, expectation):
     x, y = stream(20, d=3)
@@ -80,7 +95,11 @@ def test_the_squared_loss_has_its_constant_on_a_box(x64):
     x, y = stream(20, d=3)
     box = Box(loc=jnp.array([1.0, 2.0, 0.5]), scale=jnp.array([0.3, 1.0, 2.0]))
     found = largest_gradient(SQUARED, x, y, box)
-    assert 0.9 * lipschitz_squared(x, y, box) < found <= lipschitz_squared(x, y, box) * (1 + 1e-12)
+    assert (
+        0.9 * lipschitz_squared(x, y, box)
+        < found
+        <= lipschitz_squared(x, y, box) * (1 + 1e-12)
+    )
 
 
 def test_diameter_of_a_box():
@@ -96,7 +115,9 @@ def full_rank_kl(free, loc, factor):
     own = np.zeros((d, d))
     own[np.tril_indices(d)] = free[d:]
     ratio, shift = np.linalg.solve(factor, own), np.linalg.solve(factor, free[:d] - loc)
-    return 0.5 * (np.sum(ratio**2) + np.sum(shift**2) - d) - np.sum(np.log(np.diagonal(ratio)))
+    return 0.5 * (np.sum(ratio**2) + np.sum(shift**2) - d) - np.sum(
+        np.log(np.diagonal(ratio))
+    )
 
 
 def hessian_of_kl(free, factor):
@@ -106,27 +127,42 @@ def hessian_of_kl(free, factor):
     row, column = np.tril_indices(d)
     of_factor = precision[np.ix_(row, row)] * (column[:, None] == column)
     of_factor += np.diag(np.where(row == column, free[d:], np.inf) ** -2.0)
-    return np.block([[precision, np.zeros((d, len(row)))], [np.zeros((len(row), d)), of_factor]])
+    return np.block(
+        [[precision, np.zeros((d, len(row)))], [np.zeros((len(row), d)), of_factor]]
+    )
 
 
-@pytest.mark.parametrize("factor", [np.diag([0.5, 2.0]), np.array([[1.5, 0.0], [0.7, 0.4]])])
+@pytest.mark.parametrize(
+    "factor", [np.diag([0.5, 2.0]), np.array([[1.5, 0.0], [0.7, 0.4]])]
+)
 def test_kl_is_as_convex_as_stated_and_no_more(x64, factor):
     loc = np.array([0.3, -1.0])
     prior = FullRank(jnp.asarray(loc), jnp.asarray(factor))
     stated = strong_convexity(prior)
     if factor[1, 0] == 0:
-        np.testing.assert_allclose(strong_convexity(MeanField(prior.loc, jnp.asarray(np.diag(factor)))), stated)
-    near, wide = np.array([0.0, 0.0, 1.0, 0.2, 1.0]), np.array([0.0, 0.0, 1e4, 0.0, 1e4])
+        np.testing.assert_allclose(
+            strong_convexity(MeanField(prior.loc, jnp.asarray(np.diag(factor)))), stated
+        )
+    near, wide = (
+        np.array([0.0, 0.0, 1.0, 0.2, 1.0]),
+        np.array([0.0, 0.0, 1e4, 0.0, 1e4]),
+    )
     np.testing.assert_allclose(
         full_rank_kl(near, loc, factor),
-        jax.jit(nt.families.full_rank.kl)(FullRank(np.zeros(2), np.array([[1.0, 0.0], [0.2, 1.0]])), prior),
+        jax.jit(nt.families.full_rank.kl)(
+            FullRank(np.zeros(2), np.array([[1.0, 0.0], [0.2, 1.0]])), prior
+        ),
         rtol=1e-10,
     )
     hessian = hessian_of_kl(near, factor)
     steps = 1e-3 * np.eye(5)
     found = [
         [
-            sum(i * j * full_rank_kl(near + i * a + j * b, loc, factor) for i in (-1, 1) for j in (-1, 1))
+            sum(
+                i * j * full_rank_kl(near + i * a + j * b, loc, factor)
+                for i in (-1, 1)
+                for j in (-1, 1)
+            )
             for b in steps
         ]
         for a in steps
@@ -134,15 +170,24 @@ def test_kl_is_as_convex_as_stated_and_no_more(x64, factor):
     np.testing.assert_allclose(np.array(found) / 4e-6, hessian, rtol=1e-4, atol=1e-4)
     assert np.linalg.eigvalsh(hessian)[0] >= stated * (1 - 1e-9)
     # The logarithm has no curvature left for a wide posterior.
-    np.testing.assert_allclose(np.linalg.eigvalsh(hessian_of_kl(wide, factor))[0], stated, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.linalg.eigvalsh(hessian_of_kl(wide, factor))[0], stated, rtol=1e-6
+    )
 
 
 # Rates
 
 
-@given(st.integers(1, 10**6), st.floats(0.01, 100), st.floats(0.01, 100), st.floats(0.01, 100))
+@given(
+    st.integers(1, 10**6),
+    st.floats(0.01, 100),
+    st.floats(0.01, 100),
+    st.floats(0.01, 100),
+)
 @settings(deadline=None, max_examples=50)
-def test_rates_make_the_two_terms_of_their_bounds_equal(num_rounds, kl, constant, convexity):
+def test_rates_make_the_two_terms_of_their_bounds_equal(
+    num_rounds, kl, constant, convexity
+):
     eta = sva_rate(num_rounds, kl=kl, lipschitz=constant, strong_convexity=convexity)
     np.testing.assert_allclose(eta * constant**2 * num_rounds / convexity, kl / eta)
     eta = ewa_rate(num_rounds, kl=kl, loss_range=constant)
@@ -155,10 +200,14 @@ def test_rates_make_the_two_terms_of_their_bounds_equal(num_rounds, kl, constant
 def test_the_rates_of_oga_and_of_strongly_convex_svb():
     count = jnp.arange(1, 9)
     rate = oga_rate(lipschitz=2.0, diameter=3.0)
-    np.testing.assert_allclose(rate(count), 3.0 / (2.0 * np.sqrt(2 * np.arange(1, 9))), rtol=1e-6)
+    np.testing.assert_allclose(
+        rate(count), 3.0 / (2.0 * np.sqrt(2 * np.arange(1, 9))), rtol=1e-6
+    )
     strong = svb_strongly_convex_rate(4.0)
     q = MeanField(jnp.zeros(2), jnp.array([0.5, 2.0]))
-    np.testing.assert_allclose(strong(jnp.int32(5), q), 2 / (4 * 5 * np.array([0.25, 4.0])), rtol=1e-6)
+    np.testing.assert_allclose(
+        strong(jnp.int32(5), q), 2 / (4 * 5 * np.array([0.25, 4.0])), rtol=1e-6
+    )
 
 
 @pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
@@ -175,24 +224,51 @@ def test_the_strongly_convex_rate_survives_vanishing_scales_in_float32():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: lipschitz(np.zeros((3, 2))), r"L must be positive.*finite, and not all"),
+        (
+            lambda: lipschitz(np.zeros((3, 2))),
+            r"L must be positive.*finite, and not all",
+        ),
         (lambda: lipschitz([[np.nan]]), r"L must be positive.*finite, and not all"),
-        (lambda: lipschitz([[1.0]], slope=0.0), r"slope must be positive.*and finite, got"),
+        (
+            lambda: lipschitz([[1.0]], slope=0.0),
+            r"slope must be positive.*and finite, got",
+        ),
         (
             lambda: lipschitz_squared([[1.0]], [1.0], Box(loc=1.0)),
             r"box\.scale must be positive and finite, got inf.*bounded set.*box with finite bounds",
         ),
-        (lambda: diameter(Box(scale=1.0), 2), r"box\.loc must be positive and finite, got inf.*bounded set"),
+        (
+            lambda: diameter(Box(scale=1.0), 2),
+            r"box\.loc must be positive and finite, got inf.*bounded set",
+        ),
         (
             lambda: diameter(Box(scale=1.0), 2, point=True),
             r"box\.loc must be positive and finite, got inf.*bounded set.*box with finite bounds",
         ),
-        (lambda: sva_rate(0, kl=1.0, lipschitz=1.0, strong_convexity=1.0), "num_rounds must be positive"),
-        (lambda: sva_rate(9, kl=np.inf, lipschitz=1.0, strong_convexity=1.0), "kl must be positive and finite"),
-        (lambda: ewa_rate(9, kl=1.0, loss_range=-1.0), r"loss_range must be positive.*and finite, got"),
-        (lambda: svb_constant(lipschitz=1.0, diameter=np.inf), "diameter must be positive and finite"),
-        (lambda: svb_strongly_convex_rate(0.0), r"curvature must be positive.*and finite, got"),
-        (lambda: doubling(nt.online.sva, 0.0), r"rate must be positive.*and finite, got"),
+        (
+            lambda: sva_rate(0, kl=1.0, lipschitz=1.0, strong_convexity=1.0),
+            "num_rounds must be positive",
+        ),
+        (
+            lambda: sva_rate(9, kl=np.inf, lipschitz=1.0, strong_convexity=1.0),
+            "kl must be positive and finite",
+        ),
+        (
+            lambda: ewa_rate(9, kl=1.0, loss_range=-1.0),
+            r"loss_range must be positive.*and finite, got",
+        ),
+        (
+            lambda: svb_constant(lipschitz=1.0, diameter=np.inf),
+            "diameter must be positive and finite",
+        ),
+        (
+            lambda: svb_strongly_convex_rate(0.0),
+            r"curvature must be positive.*and finite, got",
+        ),
+        (
+            lambda: doubling(nt.online.sva, 0.0),
+            r"rate must be positive.*and finite, got",
+        ),
     ],
 )
 def test_arguments_are_checked(call, message):
@@ -221,11 +297,15 @@ def test_doubling_is_a_chain_of_runs_from_the_prior(x64, loops):
         length = start + 1
         own = make(0.8 / np.sqrt(length))
         end = min(start + length, num_rounds)
-        last, piece = nt.online.run(own, HINGE, own.init(prior), x[start:end], y[start:end])
+        last, piece = nt.online.run(
+            own, HINGE, own.init(prior), x[start:end], y[start:end]
+        )
         pieces.append(piece.expected)
         start = end
     np.testing.assert_allclose(losses.expected, np.concatenate(pieces), rtol=1e-12)
-    for ours, theirs in zip(jax.tree.leaves(state.posterior), jax.tree.leaves(last.posterior), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(state.posterior), jax.tree.leaves(last.posterior), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     assert int(state.count) == num_rounds
 
@@ -257,7 +337,9 @@ def test_doubling_of_ewa_starts_again_too(x64):
     x, y = np.asarray(x), np.asarray(y)
     precision = np.eye(2) + 2 * 0.2 * x[3:6].T @ x[3:6]
     np.testing.assert_allclose(
-        state.posterior.loc, np.linalg.solve(precision, 2 * 0.2 * x[3:6].T @ y[3:6]), rtol=1e-10
+        state.posterior.loc,
+        np.linalg.solve(precision, 2 * 0.2 * x[3:6].T @ y[3:6]),
+        rtol=1e-10,
     )
     # Rounds 4 to 7 are the last phase: at its end the posterior is the prior again.
     state, _ = nt.online.update(rule, SQUARED, state, x[6], y[6])
@@ -274,7 +356,9 @@ def test_a_run_of_doubled_ewa_starts_again_too(x64):
     np.testing.assert_array_equal(state.posterior.loc, prior.loc)
     state, _ = nt.online.run(rule, SQUARED, rule.init(prior), x[:6], y[:6])
     precision = np.eye(2) + 2 * 0.2 * np.asarray(x[3:6]).T @ np.asarray(x[3:6])
-    mean = np.linalg.solve(precision, 2 * 0.2 * np.asarray(x[3:6]).T @ np.asarray(y[3:6]))
+    mean = np.linalg.solve(
+        precision, 2 * 0.2 * np.asarray(x[3:6]).T @ np.asarray(y[3:6])
+    )
     np.testing.assert_allclose(state.posterior.loc, mean, rtol=1e-10)
 
 
@@ -301,16 +385,22 @@ def test_the_average_is_that_of_the_means_before_each_round(x64, loops):
         np.testing.assert_allclose(average(kept), np.mean(means, axis=0), rtol=1e-13)
     assert isinstance(kept.memory, RunningAverage)
     assert (int(kept.memory.count), int(kept.rejected)) == (num_rounds - 1, 1)
-    for ours, theirs in zip(jax.tree.leaves(kept.posterior), jax.tree.leaves(state.posterior), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(kept.posterior), jax.tree.leaves(state.posterior), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("num_rounds", [2**16, pytest.param(2**18, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "num_rounds", [2**16, pytest.param(2**18, marks=pytest.mark.full)]
+)
 def test_the_average_is_compensated_in_float32(num_rounds):
     # The mean stays at 0.1, whose plain float32 sum drifts.
     rule = with_average(nt.online.sva(1e-30))
-    state = rule.init(MeanField(jnp.full(1, 0.1, jnp.float32), jnp.ones(1, jnp.float32)))
+    state = rule.init(
+        MeanField(jnp.full(1, 0.1, jnp.float32), jnp.ones(1, jnp.float32))
+    )
     x = jnp.zeros((num_rounds, 1), jnp.float32)
     state, _ = nt.online.run(rule, HINGE, state, x, jnp.ones(num_rounds, jnp.float32))
     np.testing.assert_allclose(average(state), np.float32(0.1), rtol=2e-7)
@@ -339,5 +429,8 @@ def test_a_rule_that_takes_its_own_steps_is_averaged_too(x64, loops):
 
 def test_a_rule_that_was_not_averaged_has_no_average():
     state = nt.online.svb(0.3).init(MeanField(jnp.zeros(2), jnp.ones(2)))
-    with pytest.raises(TypeError, match=r"^the state.*with_average\(rule\).*is RunningAverage; got tuple"):
+    with pytest.raises(
+        TypeError,
+        match=r"^the state.*with_average\(rule\).*is RunningAverage; got tuple",
+    ):
         average(state)

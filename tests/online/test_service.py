@@ -44,7 +44,9 @@ def equal(a, b):
 
 def assert_near(state, expected):
     """Equal to some units in the last place: another version of XLA may round otherwise in another program."""
-    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(state), jax.tree.leaves(expected), strict=True
+    ):
         one, other = np.asarray(one), np.asarray(other)
         if one.dtype.kind != "f":
             np.testing.assert_array_equal(one, other)
@@ -56,14 +58,18 @@ def assert_near(state, expected):
 @pytest.fixture(scope="module")
 def service():
     rule = nt.online.rvga()
-    return nt.online.Service(rule, nt.expectations.logistic(), rule.init(full_rank()), X[0], 1.0, rng_key=KEY)
+    return nt.online.Service(
+        rule, nt.expectations.logistic(), rule.init(full_rank()), X[0], 1.0, rng_key=KEY
+    )
 
 
 COMBINATIONS = {
     "rvga, logistic": (nt.online.rvga, nt.expectations.logistic, full_rank),
     "ngvi, hinge": (lambda: nt.online.ngvi(0.1), nt.expectations.hinge, mean_field),
     "aggregate": (
-        lambda: nt.online.aggregate(nt.online.grid(nt.online.ngvi, step_size=[0.5, 1.0])),
+        lambda: nt.online.aggregate(
+            nt.online.grid(nt.online.ngvi, step_size=[0.5, 1.0])
+        ),
         nt.expectations.logistic,
         mean_field,
     ),
@@ -72,8 +78,16 @@ COMBINATIONS = {
         nt.expectations.squared,
         mean_field,
     ),
-    "drawn": (nt.online.ngvi, lambda: nt.expectations.monte_carlo(loss_of_theta), mean_field),
-    "large": (nt.online.ngvi, nt.expectations.squared, lambda: nt.families.FullRank(jnp.zeros(70), jnp.eye(70))),
+    "drawn": (
+        nt.online.ngvi,
+        lambda: nt.expectations.monte_carlo(loss_of_theta),
+        mean_field,
+    ),
+    "large": (
+        nt.online.ngvi,
+        nt.expectations.squared,
+        lambda: nt.families.FullRank(jnp.zeros(70), jnp.eye(70)),
+    ),
 }
 
 
@@ -93,9 +107,13 @@ def test_rounds_are_those_of_a_run(name):
     service = nt.online.Service(rule, loss, rule.init(prior), x[0], y[0], rng_key=KEY)
     losses = [service.learn(*datum) for datum in zip(x, y, strict=True)]
     with pytest.warns(nt.online.StreamWarning) if name else None:
-        state, expected = nt.online.run(rule, loss, rule.init(prior), jnp.asarray(x), jnp.asarray(y), rng_key=KEY)
+        state, expected = nt.online.run(
+            rule, loss, rule.init(prior), jnp.asarray(x), jnp.asarray(y), rng_key=KEY
+        )
     assert_near(service.state, state)
-    np.testing.assert_allclose([each.at_mean for each in losses], np.asarray(expected.at_mean), rtol=1e-5)
+    np.testing.assert_allclose(
+        [each.at_mean for each in losses], np.asarray(expected.at_mean), rtol=1e-5
+    )
     assert int(service.state.rejected) == 1
 
 
@@ -107,7 +125,9 @@ def test_double_precision():
         state = rule.init(full_rank())
         for x, y in zip(X, SIGNS, strict=True):
             service.learn(x, y)
-            state, _ = nt.online.update(rule, loss, state, jnp.asarray(x), jnp.asarray(y))
+            state, _ = nt.online.update(
+                rule, loss, state, jnp.asarray(x), jnp.asarray(y)
+            )
         assert service.state.posterior.loc.dtype == jnp.float64
         assert_near(service.state, state)
 
@@ -161,12 +181,19 @@ def test_it_goes_on_from_a_file(service, tmp_path):
 def test_equal_parts_compile_nothing(service):
     programs = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: programs.append(name) if name.endswith("backend_compile_duration") else None
+        lambda name, *_, **__: (
+            programs.append(name) if name.endswith("backend_compile_duration") else None
+        )
     )
     try:
         rule = nt.online.rvga()
         other = nt.online.Service(
-            rule, nt.expectations.logistic(), rule.init(full_rank()), X[0], 1.0, rng_key=jax.random.key(5)
+            rule,
+            nt.expectations.logistic(),
+            rule.init(full_rank()),
+            X[0],
+            1.0,
+            rng_key=jax.random.key(5),
         )
         service.predict(X[0])
         programs.clear()
@@ -181,21 +208,49 @@ def test_equal_parts_compile_nothing(service):
 def test_what_is_wrong_leaves_the_state(service):
     before = service.state
     wrong = [
-        ((X[0][:2], 1.0), ValueError, r"array 0 must have shape \(3,\), as at the start, got \(2,\)"),
+        (
+            (X[0][:2], 1.0),
+            ValueError,
+            r"array 0 must have shape \(3,\), as at the start, got \(2,\)",
+        ),
         ((X[:1], 1.0), ValueError, r"got \(1, 3\)"),
         ((np.ones(1), 1.0), ValueError, r"got \(1,\)"),
         ((X[0],), TypeError, r"^the call.*takes 2 arrays, as at the start, got 1"),
-        ((X[0], "one"), TypeError, "array 1 must be real numbers, got dtype <U3, such as 'one'. Pass codes"),
-        ((["1", "2", "3"], 1.0), TypeError, r"array 0 must be real numbers, got dtype <U1.*.cat.codes, or"),
-        ((X[0] + 1j, 1.0), TypeError, r"array 0 must be real numbers, got dtype complex128.*of their own"),
+        (
+            (X[0], "one"),
+            TypeError,
+            "array 1 must be real numbers, got dtype <U3, such as 'one'. Pass codes",
+        ),
+        (
+            (["1", "2", "3"], 1.0),
+            TypeError,
+            r"array 0 must be real numbers, got dtype <U1.*.cat.codes, or",
+        ),
+        (
+            (X[0] + 1j, 1.0),
+            TypeError,
+            r"array 0 must be real numbers, got dtype complex128.*of their own",
+        ),
         (
             (pd.date_range("2026-01-01", periods=3), 1.0),
             TypeError,
             r"array 0 must be .* Pass numbers, such as days.*since the first date",
         ),
-        (([1.0, [2.0], 3.0], 1.0), TypeError, "array 0 must be real numbers, got lists of different lengths"),
-        (([1.0, object(), 3.0], 1.0), TypeError, "array 0 must be real numbers, got dtype object"),
-        ((X[0], 0.0), ValueError, r"logistic needs labels y in \{-1, 1\}, got 0\.0; turn labels in \{0, 1\}"),
+        (
+            ([1.0, [2.0], 3.0], 1.0),
+            TypeError,
+            "array 0 must be real numbers, got lists of different lengths",
+        ),
+        (
+            ([1.0, object(), 3.0], 1.0),
+            TypeError,
+            "array 0 must be real numbers, got dtype object",
+        ),
+        (
+            (X[0], 0.0),
+            ValueError,
+            r"logistic needs labels y in \{-1, 1\}, got 0\.0; turn labels in \{0, 1\}",
+        ),
     ]
     for data, kind, message in wrong:
         with pytest.raises(kind, match=message):
@@ -206,7 +261,10 @@ def test_what_is_wrong_leaves_the_state(service):
     with pytest.raises(TypeError, match=r"^the service.*predicts from 1 arrays, got 2"):
         service.predict(X[0], 1.0)
     assert equal(service.state, before)
-    with pytest.raises(ValueError, match=r"not of the service's rule, family and sizes.*OnlineState of length"):
+    with pytest.raises(
+        ValueError,
+        match=r"not of the service's rule, family and sizes.*OnlineState of length",
+    ):
         service.load(nt.online.rvga().init(mean_field()))
 
 
@@ -252,7 +310,11 @@ def test_rows_of_all_kinds_are_read_alike(service):
         service.learn(kind, np.int64(1))
         assert equal(service.state, expected)
         assert service.predict(kind) == predicted
-    for missing in ([1.0, None, 3.0], pd.Series([1, None, 3], dtype="Int64"), np.ma.masked_equal(row, -2.0)):
+    for missing in (
+        [1.0, None, 3.0],
+        pd.Series([1, None, 3], dtype="Int64"),
+        np.ma.masked_equal(row, -2.0),
+    ):
         service.load(before)
         service.learn(missing, 1.0)
         assert int(service.state.rejected) == int(before.rejected) + 1
@@ -283,7 +345,9 @@ def test_arrays_that_the_loss_needs_as_integers_refuse_fractions():
 def test_one_row_and_a_batch_of_one_have_answers_of_their_own():
     rule = nt.online.rvga()
     prior = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
-    service = nt.online.Service(rule, nt.expectations.squared(), rule.init(prior), [0.0, 0.0], 1.0)
+    service = nt.online.Service(
+        rule, nt.expectations.squared(), rule.init(prior), [0.0, 0.0], 1.0
+    )
     for _ in range(2):
         assert service.predict([3.0, 4.0]).variance == 25.0
         np.testing.assert_array_equal(service.predict([[3.0, 4.0]]).variance, [25.0])
@@ -292,12 +356,18 @@ def test_one_row_and_a_batch_of_one_have_answers_of_their_own():
 def test_outcomes_beside_the_labels_are_refused_where_labels_are_given():
     rule, loss = nt.online.ngvi(0.1), nt.expectations.squared()
     options = ({}, {"labels": (-1, 0.1, 1)})
-    of_any, of_labels = (nt.online.Service(rule, loss, rule.init(mean_field()), X[0], 0, **o) for o in options)
+    of_any, of_labels = (
+        nt.online.Service(rule, loss, rule.init(mean_field()), X[0], 0, **o)
+        for o in options
+    )
     of_any.learn(X[0], 0.3)
     for y in (0.1, np.float32(0.1), np.nan, -1):
         of_labels.learn(X[0], y)
     before = of_labels.state
-    with pytest.raises(ValueError, match=r"outcomes must be one of labels = \(-1.0, 0.1, 1.0\), got 0.0"):
+    with pytest.raises(
+        ValueError,
+        match=r"outcomes must be one of labels = \(-1.0, 0.1, 1.0\), got 0.0",
+    ):
         of_labels.learn(X[0], 0)
     assert equal(of_labels.state, before)
     assert (int(before.count), int(before.rejected)) == (3, 1)
@@ -307,7 +377,10 @@ def test_labels_that_the_loss_does_not_admit_are_refused_each_time():
     rule, hinge = nt.online.ngvi(0.1), nt.expectations.hinge()
     service = nt.online.Service(rule, hinge, rule.init(mean_field()), X[0], 1.0)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0\.0.*turn labels in"):
+        with pytest.raises(
+            ValueError,
+            match=r"hinge needs labels y in \{-1, 1\}, got 0\.0.*turn labels in",
+        ):
             service.learn(X[0], 0)
     service.learn(X[0], -1)
     # A missing outcome is a rejected round.
@@ -320,21 +393,40 @@ def test_labels_that_the_loss_does_not_admit_are_refused_each_time():
 def test_a_start_that_is_wrong_is_refused():
     rule = nt.online.rvga()
     with pytest.raises(ValueError, match=r"expected x of shape.*parameters, got"):
-        nt.online.Service(rule, nt.expectations.logistic(), rule.init(full_rank()), X[0][:2], 1.0)
-    with pytest.raises(TypeError, match=r"state must be that of a run.*expectation, state"):
-        nt.online.Service(rule, nt.expectations.logistic(), full_rank(), X[0], 1.0)
-    with pytest.raises(ValueError, match="labels must be two or more different numbers"):
-        nt.online.Service(rule, nt.expectations.logistic(), rule.init(full_rank()), X[0], 1.0, labels=(1.0, 1.0))
-    with pytest.raises(TypeError, match=r"^a service holds a.*outside of jit and vmap"):
-        jax.jit(lambda state: nt.online.Service(rule, nt.expectations.logistic(), state, X[0], 1.0).state)(
-            rule.init(full_rank())
+        nt.online.Service(
+            rule, nt.expectations.logistic(), rule.init(full_rank()), X[0][:2], 1.0
         )
+    with pytest.raises(
+        TypeError, match=r"state must be that of a run.*expectation, state"
+    ):
+        nt.online.Service(rule, nt.expectations.logistic(), full_rank(), X[0], 1.0)
+    with pytest.raises(
+        ValueError, match="labels must be two or more different numbers"
+    ):
+        nt.online.Service(
+            rule,
+            nt.expectations.logistic(),
+            rule.init(full_rank()),
+            X[0],
+            1.0,
+            labels=(1.0, 1.0),
+        )
+    with pytest.raises(TypeError, match=r"^a service holds a.*outside of jit and vmap"):
+        jax.jit(
+            lambda state: (
+                nt.online.Service(
+                    rule, nt.expectations.logistic(), state, X[0], 1.0
+                ).state
+            )
+        )(rule.init(full_rank()))
 
 
 @pytest.mark.full
 def test_threads_take_turns():
     rule = nt.online.ngvi()
-    service = nt.online.Service(rule, nt.expectations.squared(), rule.init(mean_field()), X[0], 1.0, rng_key=KEY)
+    service = nt.online.Service(
+        rule, nt.expectations.squared(), rule.init(mean_field()), X[0], 1.0, rng_key=KEY
+    )
 
     def work():
         for x in X:
@@ -350,17 +442,30 @@ def test_threads_take_turns():
     assert int(service.state.count) == 8 * len(X)
     # The order does not matter to a quadratic loss of independent coordinates' precisions.
     precision = 1.0 + 8 * 2.0 * np.sum(X**2, axis=0)
-    np.testing.assert_allclose(service.state.posterior.scale, precision**-0.5, rtol=1e-4)
+    np.testing.assert_allclose(
+        service.state.posterior.scale, precision**-0.5, rtol=1e-4
+    )
 
 
-@pytest.mark.parametrize("make_q", [correlated, lambda: nt.families.MeanField(jnp.ones(3), jnp.arange(1.0, 4.0))])
+@pytest.mark.parametrize(
+    "make_q",
+    [correlated, lambda: nt.families.MeanField(jnp.ones(3), jnp.arange(1.0, 4.0))],
+)
 def test_predictors_have_their_mean_and_variance(make_q):
     q = make_q()
-    covariance = ROOT @ ROOT.T if hasattr(q, "root") or len(jnp.shape(q[1])) == 2 else np.diag([1.0, 4.0, 9.0])
+    covariance = (
+        ROOT @ ROOT.T
+        if hasattr(q, "root") or len(jnp.shape(q[1])) == 2
+        else np.diag([1.0, 4.0, 9.0])
+    )
     mean = np.asarray(q.loc, float)
     prediction = nt.online.predict(nt.expectations.squared(), q, X[:5])
     np.testing.assert_allclose(prediction.mean, X[:5] @ mean, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(prediction.variance, np.einsum("ni,ij,nj->n", X[:5], covariance, X[:5]), rtol=1e-5)
+    np.testing.assert_allclose(
+        prediction.variance,
+        np.einsum("ni,ij,nj->n", X[:5], covariance, X[:5]),
+        rtol=1e-5,
+    )
     one = nt.online.predict(nt.expectations.squared(), q, X[0])
     assert one.mean.shape == one.variance.shape == ()
     assert float(one.variance) == pytest.approx(float(prediction.variance[0]), rel=1e-6)
@@ -377,23 +482,34 @@ def test_a_service_predicts_as_the_function_does(service):
         np.testing.assert_allclose(prediction.variance, expected.variance, rtol=1e-6)
         probabilities = service.class_probabilities(inputs)
         np.testing.assert_allclose(
-            probabilities, nt.online.class_probabilities(nt.expectations.logistic(), state, inputs), rtol=1e-5
+            probabilities,
+            nt.online.class_probabilities(nt.expectations.logistic(), state, inputs),
+            rtol=1e-5,
         )
     assert isinstance(service.predict(X[0]).mean, float)
 
 
 @pytest.mark.parametrize("intercept", [pytest.param(None, marks=pytest.mark.full), 0])
 def test_standardised_features_are_in_their_own_units(intercept):
-    rule, loss = nt.online.standardise(nt.online.rvga(), intercept=intercept), nt.expectations.squared()
+    rule, loss = (
+        nt.online.standardise(nt.online.rvga(), intercept=intercept),
+        nt.expectations.squared(),
+    )
     x = X * [1.0, 1e4, 1e-4] + [0.0, 1e5, 0.0]
     x[:, 0] = 1.0
-    service = nt.online.Service(rule, loss, rule.init(full_rank()), x[0], 1.0, rng_key=KEY)
+    service = nt.online.Service(
+        rule, loss, rule.init(full_rank()), x[0], 1.0, rng_key=KEY
+    )
     for row, y in zip(x, SIGNS, strict=True):
         prediction, state = service.predict(row), service.state
         losses = service.learn(row, y)
         # The predictor of the round itself.
-        assert losses.at_mean == pytest.approx((y - prediction.mean) ** 2, rel=1e-4, abs=1e-6)
-        assert losses.expected - losses.at_mean == pytest.approx(prediction.variance, rel=1e-3, abs=1e-5)
+        assert losses.at_mean == pytest.approx(
+            (y - prediction.mean) ** 2, rel=1e-4, abs=1e-6
+        )
+        assert losses.expected - losses.at_mean == pytest.approx(
+            prediction.variance, rel=1e-3, abs=1e-5
+        )
     many = nt.online.predict(loss, state, x)
     assert many.mean.shape == (40,)
     assert float(many.mean[-1]) == pytest.approx(prediction.mean, rel=1e-4)
@@ -404,10 +520,13 @@ def test_standardised_features_are_in_their_own_units(intercept):
 
 def test_experts_that_standardise_do_not_predict():
     experts = nt.online.grid(
-        lambda step_size: nt.online.standardise(nt.online.ngvi(step_size)), step_size=[0.5, 1.0]
+        lambda step_size: nt.online.standardise(nt.online.ngvi(step_size)),
+        step_size=[0.5, 1.0],
     )
     rule = nt.online.aggregate(experts)
-    with pytest.raises(TypeError, match=r"^experts that standardise have.*standardise\(aggregate"):
+    with pytest.raises(
+        TypeError, match=r"^experts that standardise have.*standardise\(aggregate"
+    ):
         nt.online.predict(nt.expectations.squared(), rule.init(mean_field()), X[0])
 
 
@@ -429,7 +548,9 @@ def test_probabilities_are_averages_of_the_likelihood(scale):
         return inner[0]
 
     found = nt.online.class_probabilities(nt.expectations.logistic(), q, jnp.ones(1))
-    np.testing.assert_allclose(found, [1 - expected(special.expit), expected(special.expit)], atol=2e-5)
+    np.testing.assert_allclose(
+        found, [1 - expected(special.expit), expected(special.expit)], atol=2e-5
+    )
     hinge = nt.online.class_probabilities(nt.expectations.hinge(), q, jnp.ones(1))
     ratio = expected(lambda u: 1 / (1 + np.exp(max(0, 1 - u) - max(0, 1 + u))))
     np.testing.assert_allclose(hinge[1], ratio, atol=2e-4)
@@ -438,7 +559,9 @@ def test_probabilities_are_averages_of_the_likelihood(scale):
 @pytest.mark.full
 def test_probabilities_of_several_classes():
     q = nt.families.FullRank(jnp.arange(6.0) / 6, 0.8 * jnp.eye(6))
-    found = nt.online.class_probabilities(nt.expectations.softmax(3), q, X[:2, :2], labels=(0, 1, 2))
+    found = nt.online.class_probabilities(
+        nt.expectations.softmax(3), q, X[:2, :2], labels=(0, 1, 2)
+    )
     draws = np.random.default_rng(1).normal(size=(200_000, 6)) * 0.8 + np.arange(6) / 6
     u = np.einsum("skd,nd->nsk", draws.reshape(-1, 3, 2), X[:2, :2])
     np.testing.assert_allclose(found, special.softmax(u, axis=-1).mean(1), atol=0.01)
@@ -448,36 +571,63 @@ def test_probabilities_of_several_classes():
 def test_labels_of_another_loss_are_refused():
     rule = nt.online.ngvi(0.1)
     state = rule.init(mean_field())
-    service = nt.online.Service(rule, nt.expectations.hinge(), state, X[0], 1.0, labels=(0, 1))
-    with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0.*turn labels in"):
+    service = nt.online.Service(
+        rule, nt.expectations.hinge(), state, X[0], 1.0, labels=(0, 1)
+    )
+    with pytest.raises(
+        ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0.*turn labels in"
+    ):
         service.class_probabilities(X[0])
-    with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0.*turn labels in"):
-        nt.online.class_probabilities(nt.expectations.hinge(), state, X[0], labels=(0, 1))
+    with pytest.raises(
+        ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0.*turn labels in"
+    ):
+        nt.online.class_probabilities(
+            nt.expectations.hinge(), state, X[0], labels=(0, 1)
+        )
     with pytest.raises(ValueError, match="needs labels y in"):
-        nt.online.class_probabilities(nt.expectations.softmax(3), rule.init(mean_field()), X[0, :1])
+        nt.online.class_probabilities(
+            nt.expectations.softmax(3), rule.init(mean_field()), X[0, :1]
+        )
 
 
 def test_draws_are_those_of_the_posterior():
-    draws = nt.online.sample_predictor(KEY, nt.expectations.squared(), correlated(), X[:2], num_samples=20_000)
+    draws = nt.online.sample_predictor(
+        KEY, nt.expectations.squared(), correlated(), X[:2], num_samples=20_000
+    )
     covariance = X[:2] @ ROOT @ ROOT.T @ X[:2].T
-    np.testing.assert_allclose(draws.mean(0), X[:2] @ MEAN, atol=5 * np.sqrt(covariance.max() / 20_000))
+    np.testing.assert_allclose(
+        draws.mean(0), X[:2] @ MEAN, atol=5 * np.sqrt(covariance.max() / 20_000)
+    )
     # One draw of the parameters for both rows.
-    np.testing.assert_allclose(np.cov(np.asarray(draws).T), covariance, atol=0.1 * covariance.max())
+    np.testing.assert_allclose(
+        np.cov(np.asarray(draws).T), covariance, atol=0.1 * covariance.max()
+    )
 
 
 def test_draws_of_a_service_differ_and_need_a_key(service):
     assert service.draw(X[:3]).shape == (3,)
     assert service.draw(X[0]) != service.draw(X[0])
     rule = nt.online.ngvi()
-    without = nt.online.Service(rule, nt.expectations.squared(), rule.init(mean_field()), X[0], 1.0)
-    with pytest.raises(ValueError, match=r"^a service that draws.*start it with rng_key="):
+    without = nt.online.Service(
+        rule, nt.expectations.squared(), rule.init(mean_field()), X[0], 1.0
+    )
+    with pytest.raises(
+        ValueError, match=r"^a service that draws.*start it with rng_key="
+    ):
         without.draw(X[0])
 
 
 def test_a_loss_without_a_predictor_does_not_predict():
-    with pytest.raises(TypeError, match=r"only a loss of a predictor predicts.*draws them"):
-        nt.online.predict(nt.expectations.monte_carlo(loss_of_theta), mean_field(), X[0])
-    with pytest.raises(TypeError, match=r"state must be that of a run, or a Gaussian.*an array of shape"):
+    with pytest.raises(
+        TypeError, match=r"only a loss of a predictor predicts.*draws them"
+    ):
+        nt.online.predict(
+            nt.expectations.monte_carlo(loss_of_theta), mean_field(), X[0]
+        )
+    with pytest.raises(
+        TypeError,
+        match=r"state must be that of a run, or a Gaussian.*an array of shape",
+    ):
         nt.online.predict(nt.expectations.squared(), X[0], X[0])
 
 
@@ -492,14 +642,20 @@ def model(x, y=None):
 def test_rounds_of_a_model_are_those_of_its_updates(alpha):
     tempered = nt.temper(model, alpha=alpha)
     expectation = nt.expectations.gauss_hermite(predictor="eta")
-    online = nt.OnlineVI(tempered, nt.guides.AutoOnlineMultivariateNormal, expectation=expectation)
+    online = nt.OnlineVI(
+        tempered, nt.guides.AutoOnlineMultivariateNormal, expectation=expectation
+    )
     y = (SIGNS > 0).astype(int)
     state = online.init(KEY, X[:1], y[:1])
     service = online.service(state, X[:1], y[:1])
     for n in range(20):
         state, losses = online.update(state, X[n : n + 1], y[n : n + 1])
         # With or without an axis of one row.
-        found = service.learn(X[n], y[n]) if n % 2 else service.learn(X[n : n + 1], y[n : n + 1])
+        found = (
+            service.learn(X[n], y[n])
+            if n % 2
+            else service.learn(X[n : n + 1], y[n : n + 1])
+        )
         assert found.expected == pytest.approx(float(losses.expected), rel=1e-5)
     assert isinstance(service.state, type(state))
     assert_near(service.state.rule_state, state.rule_state)
@@ -507,10 +663,14 @@ def test_rounds_of_a_model_are_those_of_its_updates(alpha):
     bare = nt.expectations.logistic()
     for inputs in (X[0], X[:4]):
         np.testing.assert_allclose(
-            service.predict(inputs).mean, nt.online.predict(bare, q, inputs).mean, rtol=1e-5
+            service.predict(inputs).mean,
+            nt.online.predict(bare, q, inputs).mean,
+            rtol=1e-5,
         )
         np.testing.assert_allclose(
-            service.class_probabilities(inputs), nt.online.class_probabilities(bare, q, inputs), rtol=1e-4
+            service.class_probabilities(inputs),
+            nt.online.class_probabilities(bare, q, inputs),
+            rtol=1e-4,
         )
     assert service.draw(X[:4]).shape == (4,)
     with pytest.raises(ValueError, match="observed site 'y' takes values in Boolean"):
@@ -535,7 +695,10 @@ def of_groups(group, x, y):
 @pytest.fixture(scope="module")
 def grouped():
     """A model with integers, a state, and a service that starts at it."""
-    online, one = nt.OnlineVI(of_groups, nt.guides.AutoOnlineDiagonalNormal), np.ones(1, int)
+    online, one = (
+        nt.OnlineVI(of_groups, nt.guides.AutoOnlineDiagonalNormal),
+        np.ones(1, int),
+    )
     state = online.init(KEY, one, one, one)
     return online, state, online.service(state, one, one, one)
 
@@ -545,10 +708,15 @@ def test_a_model_decides_which_arrays_are_integers(grouped):
     online, state, service = grouped
     one = np.ones(1, int)
     twin, _ = online.update(state, one, one * 0.5, one * 1.5)
-    with pytest.raises(ValueError, match=r"array 0 must hold numbers of dtype int\d\d.*loss needs them, got"):
+    with pytest.raises(
+        ValueError,
+        match=r"array 0 must hold numbers of dtype int\d\d.*loss needs them, got",
+    ):
         service.learn(0.5, 0.5, 1.5)
     service.learn(1, 0.5, 1.5)
-    np.testing.assert_allclose(service.state.posterior.loc, twin.posterior.loc, rtol=1e-5)
+    np.testing.assert_allclose(
+        service.state.posterior.loc, twin.posterior.loc, rtol=1e-5
+    )
     assert service.state.posterior.loc[1] > 0.1
     service.load(state)
 
@@ -557,20 +725,28 @@ def test_a_state_that_is_loaded_brings_its_key(grouped):
     _, state, service = grouped
     other = state._replace(rng_key=jax.random.key(1))
     service.load(other)
-    np.testing.assert_array_equal(*(jax.random.key_data(each.rng_key) for each in (service.state, other)))
+    np.testing.assert_array_equal(
+        *(jax.random.key_data(each.rng_key) for each in (service.state, other))
+    )
     service.load(state)
 
 
 @pytest.mark.full
 def test_packed_trees_come_back():
-    tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": (jnp.int32(3), jnp.zeros(())), "key": KEY, "no": None}
+    tree = {
+        "a": jnp.arange(6.0).reshape(2, 3),
+        "b": (jnp.int32(3), jnp.zeros(())),
+        "key": KEY,
+        "no": None,
+    }
     for max_size in (np.inf, 4, 0):
         packing = packing_of(tree, max_size)
         arrays = jax.jit(lambda tree, packing=packing: pack(packing, tree))(tree)
         again = unpack(packing, arrays)
         assert jax.tree.structure(again) == jax.tree.structure(tree)
         assert equal(
-            {**again, "key": jax.random.key_data(again["key"])}, {**tree, "key": jax.random.key_data(KEY)}
+            {**again, "key": jax.random.key_data(again["key"])},
+            {**tree, "key": jax.random.key_data(KEY)},
         )
         assert packing_of(tree, max_size) == packing
         hash(packing)

@@ -29,7 +29,10 @@ def free_port():
 def start_two(*arguments):
     """Two processes that meet at a port; arguments come before and after it."""
     # JAX would ask a proxy for the other process.
-    environment = os.environ | {"PYTHONPATH": str(WORKER.parents[2]), "no_proxy": "localhost"}
+    environment = os.environ | {
+        "PYTHONPATH": str(WORKER.parents[2]),
+        "no_proxy": "localhost",
+    }
     # Not the devices that this run may force.
     flags = [
         flag
@@ -40,7 +43,14 @@ def start_two(*arguments):
     port, (first, *rest) = free_port(), arguments
     return [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(first), str(port), str(process), *map(str, rest)],
+            [
+                sys.executable,
+                str(WORKER),
+                str(first),
+                str(port),
+                str(process),
+                *map(str, rest),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -66,7 +76,9 @@ def stop(processes):
 @pytest.fixture(scope="module")
 def on_one():
     with enable_x64():
-        return {each.__name__: each(stream_worker.Here()) for each in stream_worker.NUMBERS}
+        return {
+            each.__name__: each(stream_worker.Here()) for each in stream_worker.NUMBERS
+        }
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +86,9 @@ def on_two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     stream_worker.write_table(folder)
     names = [each.__name__ for each in stream_worker.NUMBERS]
-    processes = start_two(",".join([*names, "refusals", "different_data", "row_groups", "saved"]), folder)
+    processes = start_two(
+        ",".join([*names, "refusals", "different_data", "row_groups", "saved"]), folder
+    )
     try:
         yield [result_of(process) for process in processes]
     finally:
@@ -100,7 +114,10 @@ def test_what_one_process_cannot_take_both_refuse_with_a_sentence(on_two):
     assert label.endswith("(on process 1 of 2)")
     assert "array 1 of shape (60, 8) holds no finite value" in nothing
     assert "turn labels in {-1, 1} into (y + 1) / 2" in support
-    assert "2 of 60 rounds were rejected (2 with data that are not finite, the first in row 3)" in missing
+    assert (
+        "2 of 60 rounds were rejected (2 with data that are not finite, the first in row 3)"
+        in missing
+    )
 
 
 def test_processes_that_compute_together_pass_the_same(on_two):
@@ -119,7 +136,9 @@ def posterior_of(num_rows):
     return covariance @ (x.T @ y), covariance
 
 
-@pytest.mark.parametrize(("name", "sizes"), [("unequal", [8, 5, 4, 4, 4]), ("one group", [4, 3])])
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("unequal", [8, 5, 4, 4, 4]), ("one group", [4, 3])]
+)
 def test_unequal_row_groups_are_all_learned_once(name, sizes, on_two):
     pytest.importorskip("pyarrow")
     result = on_two[0]["row_groups"][name]
@@ -141,7 +160,9 @@ def test_saved_states_come_back_bit_for_bit(on_two):
     result = on_two[0]["saved"]
     assert result["whole"]
     assert result["parts"]
-    assert result["files"] == [f"stack.{k}of2.{turn}.npz" for k in range(2) for turn in "ab"]
+    assert result["files"] == [
+        f"stack.{k}of2.{turn}.npz" for k in range(2) for turn in "ab"
+    ]
     # A save that one process lost counts for none.
     assert result["damaged"]
     assert result["saved again"]
@@ -151,7 +172,10 @@ def test_parts_that_do_not_fit_are_refused_on_both_processes(on_two):
     result = on_two[0]["saved"]
     assert result["absent"].startswith("FileNotFoundError: no save of ")
     assert "saved in parts by 3 processes, and there are 2" in result["number"]
-    assert "stack.npz holds float64[8,3] at ['states'].posterior.loc, expected float32[8,3]" in result["form"]
+    assert (
+        "stack.npz holds float64[8,3] at ['states'].posterior.loc, expected float32[8,3]"
+        in result["form"]
+    )
 
 
 @pytest.mark.slow

@@ -19,7 +19,16 @@ def make_rows(n=30, seed=0):
     """Columns: ones, years, a constant, a small one, a large one."""
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(n, 3))
-    x = np.stack([np.ones(n), 2000 + 5 * z[:, 0], np.full(n, 0.1), 1e-4 * z[:, 1], 1e4 * z[:, 2] - 3e4], axis=1)
+    x = np.stack(
+        [
+            np.ones(n),
+            2000 + 5 * z[:, 0],
+            np.full(n, 0.1),
+            1e-4 * z[:, 1],
+            1e4 * z[:, 2] - 3e4,
+        ],
+        axis=1,
+    )
     return x, z @ [1.0, -2.0, 0.5] + 3 + 0.1 * rng.normal(size=n)
 
 
@@ -46,10 +55,16 @@ def test_a_round_sees_the_features_by_statistics_up_to_itself(x64, intercept):
     x, y = make_rows()
     rule = nt.online.standardise(NGVI, intercept=intercept)
     state, losses = nt.online.run(rule, SQUARED, rule.init(make_prior()), x, y)
-    expected, others = nt.online.run(NGVI, SQUARED, NGVI.init(make_prior()), scaled_by_hand(x, intercept), y)
+    expected, others = nt.online.run(
+        NGVI, SQUARED, NGVI.init(make_prior()), scaled_by_hand(x, intercept), y
+    )
     np.testing.assert_allclose(losses.expected, others.expected, rtol=1e-9)
-    np.testing.assert_allclose(state.posterior.loc, expected.posterior.loc, rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(state.posterior.scale, expected.posterior.scale, rtol=1e-9)
+    np.testing.assert_allclose(
+        state.posterior.loc, expected.posterior.loc, rtol=1e-8, atol=1e-10
+    )
+    np.testing.assert_allclose(
+        state.posterior.scale, expected.posterior.scale, rtol=1e-9
+    )
     # Constant columns are no division by zero.
     assert int(state.rejected) == 0
 
@@ -79,7 +94,9 @@ def test_batches_masks_and_updates_gather_the_same_statistics(x64):
     moments = state.memory.moments
     assert int(moments.count) == 12
     np.testing.assert_allclose(moments.mean.value, x.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(moments.squares.value / 12, x.var(axis=0), rtol=1e-9, atol=1e-20)
+    np.testing.assert_allclose(
+        moments.squares.value / 12, x.var(axis=0), rtol=1e-9, atol=1e-20
+    )
     single = start
     for t in range(12):
         single, _ = nt.online.update(rule, SQUARED, single, x[t], y[t])
@@ -92,11 +109,15 @@ def test_batches_masks_and_updates_gather_the_same_statistics(x64):
 def test_a_rejected_round_leaves_the_statistics(where):
     x, y = make_rows(6)
     rule = nt.online.standardise(NGVI, intercept=0)
-    state, _ = nt.online.run(rule, SQUARED, rule.init(make_prior(dtype=np.float32)), x, y)
+    state, _ = nt.online.run(
+        rule, SQUARED, rule.init(make_prior(dtype=np.float32)), x, y
+    )
     bad_x, bad_y = (x[0] * np.nan, 1.0) if where == "feature" else (x[0], np.nan)
     after, _ = nt.online.update(rule, SQUARED, state, bad_x, bad_y)
     assert int(after.rejected) == 1
-    for a, b in zip(jax.tree.leaves(after.memory), jax.tree.leaves(state.memory), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(after.memory), jax.tree.leaves(state.memory), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
 
 
@@ -104,15 +125,23 @@ def test_statistics_of_a_long_stream_in_float32():
     rng = np.random.default_rng(0)
     x = (2000 + 5 * rng.normal(size=(200_000, 1))).astype(np.float32)
     moments = standardise.Moments(
-        jnp.int32(0), *(standardise.CompensatedSum.start(jnp.zeros(1, jnp.float32)) for _ in range(2))
+        jnp.int32(0),
+        *(
+            standardise.CompensatedSum.start(jnp.zeros(1, jnp.float32))
+            for _ in range(2)
+        ),
     )
-    moments, _ = jax.jit(lambda m, x: jax.lax.scan(lambda m, row: (standardise.observe(m, row), None), m, x))(
-        moments, x
-    )
+    moments, _ = jax.jit(
+        lambda m, x: jax.lax.scan(
+            lambda m, row: (standardise.observe(m, row), None), m, x
+        )
+    )(moments, x)
     exact = x.astype(float)
     np.testing.assert_allclose(moments.mean.value, exact.mean(axis=0), rtol=1e-6)
     # A uncompensated sum of 2e5 squares is off by some parts in ten thousand.
-    np.testing.assert_allclose(moments.squares.value / len(x), exact.var(axis=0), rtol=2e-5)
+    np.testing.assert_allclose(
+        moments.squares.value / len(x), exact.var(axis=0), rtol=2e-5
+    )
 
 
 def variance(q, x):
@@ -124,16 +153,23 @@ def variance(q, x):
 def check_original_scale(state, family, intercept):
     new, _ = make_rows(8, seed=1)
     new[:, [0, 3]] = new[:, [3, 0]] if intercept == 3 else new[:, [0, 3]]
-    z, q = np.asarray(standardise.transform(state.memory, jnp.asarray(new))), state.posterior
+    z, q = (
+        np.asarray(standardise.transform(state.memory, jnp.asarray(new))),
+        state.posterior,
+    )
     original = nt.online.original_scale(state)
-    assert type(original) is (MeanField if family == "mean field" and intercept is None else FullRank)
+    assert type(original) is (
+        MeanField if family == "mean field" and intercept is None else FullRank
+    )
     np.testing.assert_allclose(new @ original.loc, z @ q.loc, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(variance(original, new), variance(q, z), rtol=1e-7)
     # Good enough to be a prior.
     family_of(original).check(original)
 
 
-@pytest.mark.parametrize(("family", "intercept"), [("mean field", None), ("full rank", 3)])
+@pytest.mark.parametrize(
+    ("family", "intercept"), [("mean field", None), ("full rank", 3)]
+)
 def test_the_original_scale_predicts_the_same(x64, family, intercept):
     x, _ = make_rows()
     x[:, [0, 3]] = x[:, [3, 0]] if intercept == 3 else x[:, [0, 3]]
@@ -141,7 +177,10 @@ def test_the_original_scale_predicts_the_same(x64, family, intercept):
     if family == "mean field":
         q = MeanField(rng.normal(size=5), rng.uniform(0.1, 1.0, 5))
     else:
-        q = FullRank(rng.normal(size=5), np.tril(rng.normal(size=(5, 5)), -1) + np.diag(rng.uniform(0.1, 1.0, 5)))
+        q = FullRank(
+            rng.normal(size=5),
+            np.tril(rng.normal(size=(5, 5)), -1) + np.diag(rng.uniform(0.1, 1.0, 5)),
+        )
     state = nt.online.standardise(NGVI, intercept=intercept).init(q)
     moments = standardise.Moments(
         jnp.int32(len(x)),
@@ -150,12 +189,15 @@ def test_the_original_scale_predicts_the_same(x64, family, intercept):
             for value in (x.mean(axis=0), len(x) * x.var(axis=0))
         ),
     )
-    check_original_scale(state._replace(memory=state.memory._replace(moments=moments)), family, intercept)
+    check_original_scale(
+        state._replace(memory=state.memory._replace(moments=moments)), family, intercept
+    )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("family", "intercept"), [("mean field", None), ("mean field", 0), ("full rank", None), ("full rank", 3)]
+    ("family", "intercept"),
+    [("mean field", None), ("mean field", 0), ("full rank", None), ("full rank", 3)],
 )
 def test_the_original_scale_of_a_run_predicts_the_same(x64, family, intercept):
     x, y = make_rows()
@@ -171,7 +213,9 @@ def test_coefficients_come_back_in_their_units(x64):
     x, y = make_rows(20_000)
     x = np.delete(x, 2, axis=1)
     rule = nt.online.standardise(nt.online.ngvi(50.0), intercept=0)
-    state, _ = nt.online.run(rule, SQUARED, rule.init(FullRank(jnp.zeros(4), 10 * jnp.eye(4))), x, y)
+    state, _ = nt.online.run(
+        rule, SQUARED, rule.init(FullRank(jnp.zeros(4), 10 * jnp.eye(4))), x, y
+    )
     least_squares = np.linalg.lstsq(x, y, rcond=None)[0]
     original = nt.online.original_scale(state)
     # The scale moved in the first rounds, by some percent in the hundreds of them that count most.
@@ -182,14 +226,24 @@ def test_standardised_is_checked():
     with pytest.raises(ValueError, match="intercept = 5 is not a column of 5 features"):
         nt.online.standardise(NGVI, intercept=5).init(make_prior())
     with pytest.raises(
-        TypeError, match=r"^the state.*made by standardise\(rule\).*is Standardisation; got Memory"
+        TypeError,
+        match=r"^the state.*made by standardise\(rule\).*is Standardisation; got Memory",
     ):
         nt.online.original_scale(NGVI.init(make_prior()))
-    low = LowRank(jnp.zeros(5, jnp.float32), jnp.ones(5, jnp.float32), jnp.zeros((5, 2), jnp.float32))
-    with pytest.raises(TypeError, match="original_scale maps MeanField and FullRank, got LowRank"):
+    low = LowRank(
+        jnp.zeros(5, jnp.float32),
+        jnp.ones(5, jnp.float32),
+        jnp.zeros((5, 2), jnp.float32),
+    )
+    with pytest.raises(
+        TypeError, match="original_scale maps MeanField and FullRank, got LowRank"
+    ):
         nt.online.original_scale(nt.online.standardise(NGVI).init(low))
     rule = nt.online.standardise(NGVI)
-    with pytest.raises(TypeError, match=r"^a standardised rule changes.*use run or update.*not its parts"):
+    with pytest.raises(
+        TypeError,
+        match=r"^a standardised rule changes.*use run or update.*not its parts",
+    ):
         rule.update(None, rule.init(make_prior()))
 
 
@@ -199,4 +253,6 @@ def test_before_any_row_the_original_scale_is_that_of_the_prior(intercept):
     q = nt.online.original_scale(state)
     np.testing.assert_array_equal(q.loc, 0.0)
     spread = q.scale if isinstance(q, MeanField) else q.factor
-    np.testing.assert_allclose(spread, np.ones(5) if isinstance(q, MeanField) else np.eye(5), rtol=1e-6)
+    np.testing.assert_allclose(
+        spread, np.ones(5) if isinstance(q, MeanField) else np.eye(5), rtol=1e-6
+    )

@@ -30,7 +30,10 @@ def state_of():
     rule = nt.online.rvga()
     state = rule.init(nt.families.FullRank(jnp.zeros(3), jnp.eye(3)))
     x, y = np.random.default_rng(0).normal(size=(20, 3)), np.ones(20)
-    return {"state": nt.online.run(rule, nt.expectations.squared(), state, x, y)[0], "key": jax.random.key(1)}
+    return {
+        "state": nt.online.run(rule, nt.expectations.squared(), state, x, y)[0],
+        "key": jax.random.key(1),
+    }
 
 
 def members(whole):
@@ -69,7 +72,10 @@ def bytes_changed(rng, whole):
         data[at : at + size] = rng.randbytes(size)
     else:
         other = rng.randrange(len(whole))
-        data[at : at + size], data[other : other + size] = data[other : other + size], data[at : at + size]
+        data[at : at + size], data[other : other + size] = (
+            data[other : other + size],
+            data[at : at + size],
+        )
     return bytes(data)
 
 
@@ -79,12 +85,17 @@ def header_changed(rng, header):
     for holder, name in places:
         inner = holder[name]
         if isinstance(inner, dict | list):
-            places += [(inner, each) for each in (inner if isinstance(inner, dict) else range(len(inner)))]
+            places += [
+                (inner, each)
+                for each in (inner if isinstance(inner, dict) else range(len(inner)))
+            ]
     holder, name = rng.choice(places)
     if rng.random() < 0.3:
         del holder[name]
     else:
-        holder[name] = rng.choice([None, -1, 10**9, 0.5, "", "*", [], {}, [[]], ["float32", [3]], "__class__"])
+        holder[name] = rng.choice(
+            [None, -1, 10**9, 0.5, "", "*", [], {}, [[]], ["float32", [3]], "__class__"]
+        )
     return rng.choice([header, [header], "header"]) if rng.random() < 0.1 else header
 
 
@@ -98,15 +109,25 @@ def archive_changed(rng, whole, folder):
         changed = json.dumps(header_changed(rng, header)).encode()
         parts["header.npy"] = array_file(np.frombuffer(changed, np.uint8))
     elif kind == 1:
-        parts[rng.choice(["header.npy", leaf])] = array_file(np.array([Runs(folder)], object))
+        parts[rng.choice(["header.npy", leaf])] = array_file(
+            np.array([Runs(folder)], object)
+        )
     elif kind == 2:
         del parts[leaf]
     elif kind == 3:
         array = np.load(io.BytesIO(parts[leaf]))
-        others = [array.astype(np.float16), array[None], array.ravel()[:0], np.zeros(7), np.array("text")]
+        others = [
+            array.astype(np.float16),
+            array[None],
+            array.ravel()[:0],
+            np.zeros(7),
+            np.array("text"),
+        ]
         parts[leaf] = array_file(rng.choice(others))
     else:
-        return archive_of([*parts.items(), ("../outside.npy", parts[leaf]), ("extra.npy", b"")])
+        return archive_of(
+            [*parts.items(), ("../outside.npy", parts[leaf]), ("extra.npy", b"")]
+        )
     return archive_of(parts.items())
 
 
@@ -115,7 +136,10 @@ def is_same(first, second):
     as_bytes = ((np.asarray(jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a),
                  np.asarray(jax.random.key_data(b) if jnp.issubdtype(b.dtype, jax.dtypes.prng_key) else b))
                 for a, b in pairs)  # fmt: skip
-    return all(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in as_bytes)
+    return all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in as_bytes
+    )
 
 
 @pytest.mark.full
@@ -128,7 +152,11 @@ def test_changed_files_are_refused_or_equal_and_run_nothing(tmp_path):
     rng = random.Random(2019)
     num_refused = 0
     for number in range(NUM_FILES):
-        changed = bytes_changed(rng, whole) if number % 2 else archive_changed(rng, whole, str(trap))
+        changed = (
+            bytes_changed(rng, whole)
+            if number % 2
+            else archive_changed(rng, whole, str(trap))
+        )
         path.write_bytes(changed)
         try:
             restored = nt.online.restore(path, like=state)

@@ -64,7 +64,9 @@ def assert_same(first, second):
 def scrambled(state, seed=0):
     """A state with bits as a long run would leave them."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 50, leaf.dtype), state)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 50, leaf.dtype), state
+    )
 
 
 @pytest.mark.parametrize(("rule", "prior"), tiered(CASES, unit=DIAGONAL))
@@ -74,11 +76,15 @@ def test_states_of_every_rule_and_family_come_back_bit_for_bit(rule, prior, tmp_
     nt.online.save(tmp_path / "state", state)
     assert_same(nt.online.restore(tmp_path / "state", like=start), state)
     assert os.listdir(tmp_path) == ["state"]
-    many = jax.tree.map(lambda leaf: np.stack([leaf, np.asarray(leaf) + np.ones((), leaf.dtype)]), state)
+    many = jax.tree.map(
+        lambda leaf: np.stack([leaf, np.asarray(leaf) + np.ones((), leaf.dtype)]), state
+    )
     nt.online.save(tmp_path / "state", many)
     shapes = jax.eval_shape(lambda: many)
     assert_same(nt.online.restore(tmp_path / "state", like=shapes), many)
-    with pytest.raises(ValueError, match=r"holds \w+\[2,?.*at .*, expected.*it was saved with"):
+    with pytest.raises(
+        ValueError, match=r"holds \w+\[2,?.*at .*, expected.*it was saved with"
+    ):
         nt.online.restore(tmp_path / "state", like=start)
 
 
@@ -90,7 +96,9 @@ def test_a_run_goes_on_with_the_same_numbers(tmp_path):
     whole, _ = nt.online.run(rule, loss, start, x, y)
     half, _ = nt.online.run(rule, loss, start, x[:4], y[:4])
     nt.online.save(tmp_path / "state", half)
-    again, _ = nt.online.run(rule, loss, nt.online.restore(tmp_path / "state", like=start), x[4:], y[4:])
+    again, _ = nt.online.run(
+        rule, loss, nt.online.restore(tmp_path / "state", like=start), x[4:], y[4:]
+    )
     assert_same(again, whole)
 
 
@@ -103,28 +111,38 @@ def test_values_that_are_hard_to_print_keep_their_bits(x64, dtype, tmp_path):
     assert_same(nt.online.restore(tmp_path / "state", like=like), state)
 
 
-@pytest.mark.parametrize("implementation", tiered(["threefry2x32", "rbg"], unit=["rbg"]))
+@pytest.mark.parametrize(
+    "implementation", tiered(["threefry2x32", "rbg"], unit=["rbg"])
+)
 def test_typed_keys_are_arrays_too(implementation, tmp_path):
     words = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 
     def make_keys(first, implementation):
-        data = np.arange(first, first + 2 * words[implementation], dtype=np.uint32).reshape(2, -1)
+        data = np.arange(
+            first, first + 2 * words[implementation], dtype=np.uint32
+        ).reshape(2, -1)
         return jax.random.wrap_key_data(data, impl=implementation)
 
     keys, like = make_keys(3, implementation), make_keys(0, implementation)
     nt.online.save(tmp_path / "state", keys)
     restored = nt.online.restore(tmp_path / "state", like=like)
     assert_same(restored, keys)
-    assert_same(nt.online.restore(tmp_path / "state", like=jax.eval_shape(lambda: like)), keys)
+    assert_same(
+        nt.online.restore(tmp_path / "state", like=jax.eval_shape(lambda: like)), keys
+    )
     assert jax.random.key_impl(restored) == implementation
     other = make_keys(0, "unsafe_rbg")
-    with pytest.raises(ValueError, match=r"holds key<.*, expected key<urbg>.*it was saved with"):
+    with pytest.raises(
+        ValueError, match=r"holds key<.*, expected key<urbg>.*it was saved with"
+    ):
         nt.online.restore(tmp_path / "state", like=other)
 
 
 def make_online(site):
     def model(y):
-        numpyro.sample("y", dist.Normal(numpyro.sample(site, dist.Normal(0.0, 1.0)), 1.0), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(numpyro.sample(site, dist.Normal(0.0, 1.0)), 1.0), obs=y
+        )
 
     return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.oga(0.3))
 
@@ -134,20 +152,26 @@ def check_sites(theta, phi, folder):
     assert_same(nt.online.restore(folder / "state", like=theta), theta)
     assert nt.online.restore(folder / "state", like=theta).layout == theta.layout
     with pytest.raises(
-        ValueError, match=r"another structure than like: .*'theta'.*, expected .*'phi'.*and model"
+        ValueError,
+        match=r"another structure than like: .*'theta'.*, expected .*'phi'.*and model",
     ):
         nt.online.restore(folder / "state", like=phi)
 
 
 def test_the_state_of_a_model_knows_its_sites(key, tmp_path):
     state = RULES["sva"].init(PRIORS["mean field"])
-    theta, phi = (OnlineVIState(state, key, Layout(((site, (3,)),))) for site in ("theta", "phi"))
+    theta, phi = (
+        OnlineVIState(state, key, Layout(((site, (3,)),))) for site in ("theta", "phi")
+    )
     check_sites(theta, phi, tmp_path)
 
 
 @pytest.mark.full
 def test_the_state_of_a_run_of_a_model_knows_its_sites(key, tmp_path):
-    check_sites(*(make_online(site).init(key, np.ones(1)) for site in ("theta", "phi")), tmp_path)
+    check_sites(
+        *(make_online(site).init(key, np.ones(1)) for site in ("theta", "phi")),
+        tmp_path,
+    )
 
 
 # Files that are not what they should be
@@ -162,8 +186,14 @@ def saved(folder, state=None):
 @pytest.mark.parametrize(
     ("like", "message"),
     [
-        (RULES["ngvi"].init(PRIORS["mean field"]), r"part 2 of OnlineState is MeanField .*, expected Memory"),
-        (RULES["sva"].init(PRIORS["full rank"]), r"part 0 of OnlineState is MeanField .*, expected FullRank"),
+        (
+            RULES["ngvi"].init(PRIORS["mean field"]),
+            r"part 2 of OnlineState is MeanField .*, expected Memory",
+        ),
+        (
+            RULES["sva"].init(PRIORS["full rank"]),
+            r"part 0 of OnlineState is MeanField .*, expected FullRank",
+        ),
         (
             RULES["averaged"].init(PRIORS["mean field"]),
             r"part 2 of OnlineState is MeanField .*, expected RunningAverage.*rule, family and model",
@@ -172,7 +202,10 @@ def saved(folder, state=None):
             RULES["sva"].init(MeanField(jnp.zeros(4), jnp.ones(4))),
             r"float\d+\[3\] at .posterior.loc, expected .*\[4\].*it was saved with",
         ),
-        ({"state": RULES["sva"].init(PRIORS["mean field"])}, "the whole state is OnlineState .*, expected dict"),
+        (
+            {"state": RULES["sva"].init(PRIORS["mean field"])},
+            "the whole state is OnlineState .*, expected dict",
+        ),
     ],
     ids=["rule", "family", "wrapped", "dimension", "dictionary"],
 )
@@ -184,10 +217,13 @@ def test_a_state_of_another_structure_is_refused(like, message, tmp_path):
 
 def test_a_state_of_another_precision_is_refused(x64, tmp_path):
     double = RULES["sva"].init(MeanField(jnp.zeros(3), jnp.ones(3)))
-    single = RULES["sva"].init(MeanField(jnp.zeros(3, jnp.float32), jnp.ones(3, jnp.float32)))
+    single = RULES["sva"].init(
+        MeanField(jnp.zeros(3, jnp.float32), jnp.ones(3, jnp.float32))
+    )
     saved(tmp_path, double)
     with pytest.raises(
-        ValueError, match=r"float64\[3\] at .posterior.loc, expected float32\[3\].*was saved with"
+        ValueError,
+        match=r"float64\[3\] at .posterior.loc, expected float32\[3\].*was saved with",
     ):
         nt.online.restore(tmp_path / "state", like=single)
 
@@ -206,8 +242,20 @@ def test_other_versions_and_formats_are_refused(tmp_path, monkeypatch):
 SUM = ["CompensatedSum", "('value', 'error')", "*", "*"]
 GAUSSIAN = ["MeanField", "('loc', 'scale')", "*", "*"]
 LOSSES = ["CumulativeLosses", "('at_mean', 'expected')", SUM, SUM]
-STATE = ["OnlineState", "('posterior', 'prior', 'memory', 'count', 'rejected', 'cumulative', 'floored')"]
-NGVI_STATE = [*STATE, GAUSSIAN, GAUSSIAN, ["Memory", "('loc', 'precision')", SUM, SUM], "*", "*", LOSSES, "*"]
+STATE = [
+    "OnlineState",
+    "('posterior', 'prior', 'memory', 'count', 'rejected', 'cumulative', 'floored')",
+]
+NGVI_STATE = [
+    *STATE,
+    GAUSSIAN,
+    GAUSSIAN,
+    ["Memory", "('loc', 'precision')", SUM, SUM],
+    "*",
+    "*",
+    LOSSES,
+    "*",
+]
 OGA_STATE = [*STATE, GAUSSIAN, GAUSSIAN, ["tuple", "None"], "*", "*", LOSSES, "*"]
 FORMER = {
     "an aggregate": (
@@ -241,14 +289,23 @@ FORMER = {
 
 def write_version_1(path, structure, leaves):
     kinds = [[str(leaf.dtype), list(leaf.shape)] for leaf in leaves]
-    header = {"format": "numpyro_tempered state", "version": 1, "structure": structure, "leaves": kinds}
+    header = {
+        "format": "numpyro_tempered state",
+        "version": 1,
+        "structure": structure,
+        "leaves": kinds,
+    }
     arrays = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
     with open(path, "wb") as file:
-        np.savez(file, **arrays, header=np.frombuffer(json.dumps(header).encode(), np.uint8))
+        np.savez(
+            file, **arrays, header=np.frombuffer(json.dumps(header).encode(), np.uint8)
+        )
 
 
 def without_moves(state):
-    return state._replace(jumps=jnp.zeros((), jnp.int32), max_move=jnp.zeros((), state.max_move.dtype))
+    return state._replace(
+        jumps=jnp.zeros((), jnp.int32), max_move=jnp.zeros((), state.max_move.dtype)
+    )
 
 
 def test_a_file_of_version_1_comes_back(tmp_path):
@@ -260,23 +317,40 @@ def test_a_file_of_version_1_comes_back(tmp_path):
     # The leaves are written as they were.
     nt.online.save(tmp_path / "saved", state)
     with np.load(tmp_path / "state") as former, np.load(tmp_path / "saved") as saved:
-        assert set(saved) - set(former) == {f"leaf{len(former) - 1 + k}" for k in range(2)}
+        assert set(saved) - set(former) == {
+            f"leaf{len(former) - 1 + k}" for k in range(2)
+        }
         for name in set(former) - {"header"}:
             assert former[name].tobytes() == saved[name].tobytes()
     other = RULES["oga"].init(PRIORS["mean field"])
-    with pytest.raises(ValueError, match=r"another structure than like.*rule, family and model"):
+    with pytest.raises(
+        ValueError, match=r"another structure than like.*rule, family and model"
+    ):
         nt.online.restore(tmp_path / "state", like=other)
 
 
 def test_experts_of_version_1_come_back(tmp_path):
     state = scrambled(
-        nt.online.aggregate(nt.online.grid(nt.online.oga, step_size=[0.1, 0.2])).init(PRIORS["mean field"])
+        nt.online.aggregate(nt.online.grid(nt.online.oga, step_size=[0.1, 0.2])).init(
+            PRIORS["mean field"]
+        )
     )
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    paths = [
+        jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]
+    ]
     new = [path.endswith((".jumps", ".max_move")) for path in paths]
     assert sum(new) == 4
-    leaves = [leaf for leaf, is_new in zip(jax.tree.leaves(state), new, strict=True) if not is_new]
-    write_version_1(tmp_path / "state", state_io.describe(jax.tree.structure(state_io.former(state))), leaves)
+    leaves = [
+        leaf
+        for leaf, is_new in zip(jax.tree.leaves(state), new, strict=True)
+        if not is_new
+    ]
+    write_version_1(
+        tmp_path / "state",
+        state_io.describe(jax.tree.structure(state_io.former(state))),
+        leaves,
+    )
     expected = jax.tree.unflatten(
         jax.tree.structure(state),
         [
@@ -292,8 +366,13 @@ def test_a_memory_of_a_former_name_is_refused(name, tmp_path):
     rule, memory, present = FORMER[name]
     state = rule.init(PRIORS["mean field"])
     structure = [*STATE, GAUSSIAN, GAUSSIAN, memory, "*", "*", LOSSES, "*"]
-    write_version_1(tmp_path / "state", structure, jax.tree.leaves(state_io.former(state)))
-    with pytest.raises(ValueError, match=rf"part 2 of OnlineState is {memory[0]} .*, expected {present} "):
+    write_version_1(
+        tmp_path / "state", structure, jax.tree.leaves(state_io.former(state))
+    )
+    with pytest.raises(
+        ValueError,
+        match=rf"part 2 of OnlineState is {memory[0]} .*, expected {present} ",
+    ):
         nt.online.restore(tmp_path / "state", like=state)
 
 
@@ -305,7 +384,9 @@ def test_foreign_files_are_refused(tmp_path):
     (tmp_path / "text").write_text("not a state")
     (tmp_path / "empty").write_bytes(b"")
     for name in ("arrays.npz", "array.npy", "object.npy", "text", "empty"):
-        with pytest.raises(ValueError, match="is truncated, or not a state that save wrote"):
+        with pytest.raises(
+            ValueError, match="is truncated, or not a state that save wrote"
+        ):
             nt.online.restore(tmp_path / name, like=state)
     with pytest.raises(FileNotFoundError):
         nt.online.restore(tmp_path / "nothing", like=state)
@@ -332,7 +413,10 @@ def test_damage_is_an_error_or_leaves_the_state_as_it_was(tmp_path_factory, data
     assert_same(restored, state)
 
 
-@pytest.mark.parametrize("where", ["numpyro_tempered.online.streams.files.os.fsync", "os.replace", "numpy.savez"])
+@pytest.mark.parametrize(
+    "where",
+    ["numpyro_tempered.online.streams.files.os.fsync", "os.replace", "numpy.savez"],
+)
 def test_the_old_file_survives_a_save_that_fails(where, tmp_path, monkeypatch):
     state, whole = saved(tmp_path)
 
@@ -350,7 +434,10 @@ def test_the_old_file_survives_a_save_that_fails(where, tmp_path, monkeypatch):
 def test_what_cannot_be_saved_is_said(tmp_path):
     with pytest.raises(TypeError, match="a state is made of arrays, got str"):
         nt.online.save(tmp_path / "state", {"name": "sva"})
-    with pytest.raises(TypeError, match=r"^save writes values,.*this state is traced.*jit, vmap and scan"):
+    with pytest.raises(
+        TypeError,
+        match=r"^save writes values,.*this state is traced.*jit, vmap and scan",
+    ):
         jax.jit(lambda x: nt.online.save(tmp_path / "state", x))(jnp.ones(2))
     assert os.listdir(tmp_path) == []
 
@@ -383,7 +470,12 @@ def final(path, num_rows):
 
 def killed_and_resumed(num_kills, num_rows, folder, seed):
     path, rng = folder / "state", np.random.default_rng(seed)
-    command = [sys.executable, "-c", f"{STREAM}\nfinal(sys.argv[1], {num_rows})", str(path)]
+    command = [
+        sys.executable,
+        "-c",
+        f"{STREAM}\nfinal(sys.argv[1], {num_rows})",
+        str(path),
+    ]
     for _ in range(num_kills):
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             for _ in range(rng.integers(1, 40)):

@@ -21,14 +21,22 @@ def together(monkeypatch):
     """Run a function of the number of the process on all of them; it returns what they return or raise."""
 
     def run(function, count=2, axes=1):
-        barrier, rows, here = threading.Barrier(count, timeout=PATIENCE), [None] * count, threading.local()
+        barrier, rows, here = (
+            threading.Barrier(count, timeout=PATIENCE),
+            [None] * count,
+            threading.local(),
+        )
 
         def gather(row):
             rows[here.number] = np.array(row)
             barrier.wait()
-            everywhere = np.stack(rows) if len({each.shape for each in rows}) == 1 else None
+            everywhere = (
+                np.stack(rows) if len({each.shape for each in rows}) == 1 else None
+            )
             barrier.wait()
-            assert everywhere is not None, "the processes exchange rows of different sizes"
+            assert everywhere is not None, (
+                "the processes exchange rows of different sizes"
+            )
             return everywhere
 
         def one(number):
@@ -45,7 +53,9 @@ def together(monkeypatch):
             patch.setattr(state_io, "spans_processes", lambda leaves: True)
             # Arrays of so many axes are cut, each process has its part; others are everywhere.
             for module in (parts, state_io):
-                patch.setattr(module, "is_shared_out", lambda leaf: np.ndim(leaf) >= axes)
+                patch.setattr(
+                    module, "is_shared_out", lambda leaf: np.ndim(leaf) >= axes
+                )
             return list(pool.map(one, range(count)))
 
     return run
@@ -82,7 +92,9 @@ def test_each_process_gets_its_part_of_the_last_save_that_all_have(together, tmp
         assert save(number) == [None, None]
         assert_states(restored(), number)
     files = sorted(file.name for file in tmp_path.iterdir())
-    assert files == [f"state.{process}of2.{turn}.npz" for process in (0, 1) for turn in "ab"]
+    assert files == [
+        f"state.{process}of2.{turn}.npz" for process in (0, 1) for turn in "ab"
+    ]
     # Of a save that one process has only half of nothing is read.
     second = tmp_path / "state.1of2.a.npz"
     whole = second.read_bytes()
@@ -98,28 +110,50 @@ def test_each_process_gets_its_part_of_the_last_save_that_all_have(together, tmp
 def test_saves_of_one_number_that_are_of_two_runs_are_none(together, tmp_path):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        together(lambda process, folder=folder: nt.online.save(tmp_path / folder / "state.npz", state(process)))
-    (tmp_path / "two" / "state.1of2.b.npz").replace(tmp_path / "one" / "state.1of2.b.npz")
+        together(
+            lambda process, folder=folder: nt.online.save(
+                tmp_path / folder / "state.npz", state(process)
+            )
+        )
+    (tmp_path / "two" / "state.1of2.b.npz").replace(
+        tmp_path / "one" / "state.1of2.b.npz"
+    )
     path = tmp_path / "one" / "state.npz"
     for error in together(lambda process: nt.online.restore(path, like=state(process))):
         assert isinstance(error, FileNotFoundError)
-        assert "has a part of each of the 2 processes. (on process 0 of 2)" in str(error)
+        assert "has a part of each of the 2 processes. (on process 0 of 2)" in str(
+            error
+        )
 
 
 def test_parts_of_another_number_of_processes_are_refused(together, tmp_path):
     path = tmp_path / "state.npz"
     together(lambda process: nt.online.save(path, state(process)), count=2)
-    for error in together(lambda process: nt.online.restore(path, like=state(process)), count=3):
+    for error in together(
+        lambda process: nt.online.restore(path, like=state(process)), count=3
+    ):
         assert isinstance(error, ValueError)
-        assert f"{path} was saved in parts by 2 processes, and there are 3" in str(error)
+        assert f"{path} was saved in parts by 2 processes, and there are 3" in str(
+            error
+        )
 
 
 def test_parts_of_another_form_are_refused(together, tmp_path):
-    path, cut, one = tmp_path / "state.npz", jnp.zeros((4, 3), jnp.float32), jnp.float32(0.0)
+    path, cut, one = (
+        tmp_path / "state.npz",
+        jnp.zeros((4, 3), jnp.float32),
+        jnp.float32(0.0),
+    )
     together(lambda process: nt.online.save(path, {"a": cut, "b": one}))
     for like, message in (
-        ([cut, one], "holds a state of another structure than like: the whole state is dict"),
-        ({"a": cut[:2], "b": jnp.zeros(())}, "holds float32[4,3] at ['a'], expected float32[2,3]."),
+        (
+            [cut, one],
+            "holds a state of another structure than like: the whole state is dict",
+        ),
+        (
+            {"a": cut[:2], "b": jnp.zeros(())},
+            "holds float32[4,3] at ['a'], expected float32[2,3].",
+        ),
         ({"a": cut, "b": jnp.int32(0)}, "holds float32[] at ['b'], expected int32[]."),
     ):
         for error in together(lambda process, like=like: nt.online.restore(path, like)):
@@ -132,7 +166,10 @@ def test_arrays_are_shared_out_as_they_were(together, tmp_path):
     together(lambda process: nt.online.save(path, like), axes=2)
     for error in together(lambda process: nt.online.restore(path, like), axes=1):
         assert isinstance(error, ValueError)
-        assert "holds ['b'] at ['whole'] on this process, expected ['0:3']: like must be" in str(error)
+        assert (
+            "holds ['b'] at ['whole'] on this process, expected ['0:3']: like must be"
+            in str(error)
+        )
 
 
 def test_a_part_is_named_by_where_it_lies():
@@ -145,6 +182,10 @@ def test_what_all_hold_is_one_file_of_the_first_process(together, tmp_path):
     together(lambda process: nt.online.save(path, {"rounds": jnp.int32(process)}))
     assert [file.name for file in tmp_path.iterdir()] == ["state.npz"]
     assert int(nt.online.restore(path, {"rounds": jnp.int32(5)})["rounds"]) == 0
-    for error in together(lambda process: nt.online.save(folder / "state.npz", {"rounds": jnp.int32(process)})):
+    for error in together(
+        lambda process: nt.online.save(
+            folder / "state.npz", {"rounds": jnp.int32(process)}
+        )
+    ):
         assert isinstance(error, FileNotFoundError)
         assert "(on process 0 of 2)" in str(error)

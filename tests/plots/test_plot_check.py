@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("named_axes")
 
 
 def regression(x, y):
-    weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    weights = numpyro.sample(
+        "weights", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1)
+    )
     with numpyro.plate("row", len(y)):
         numpyro.sample("y", dist.Normal(x @ weights, 1.0), obs=y)
 
@@ -37,22 +39,36 @@ def test_intervals_bounds_and_draws():
         np.linalg.solve(precision, x.T @ x[:, 0] / 1.2)
         + np.linalg.solve(np.linalg.cholesky(precision).T, noise.T).T
     )
-    log_density = 0.5 * np.linalg.slogdet(precision)[1] - 0.5 * np.sum(noise**2, axis=1) - np.log(2.0 * np.pi)
+    log_density = (
+        0.5 * np.linalg.slogdet(precision)[1]
+        - 0.5 * np.sum(noise**2, axis=1)
+        - np.log(2.0 * np.pi)
+    )
     args = (regression, x, x[:, 0])
-    check = nt.check_fit(KEY, {"weights": of_fit}, *args, log_density=log_density, reference=None)
+    check = nt.check_fit(
+        KEY, {"weights": of_fit}, *args, log_density=log_density, reference=None
+    )
     assert check.status == "bounded"
-    data = nt.to_inference_data({"weights": jnp.asarray(rng.normal(3.0, 0.5, (100, 2)))}, *args)
+    data = nt.to_inference_data(
+        {"weights": jnp.asarray(rng.normal(3.0, 0.5, (100, 2)))}, *args
+    )
     _, ax = plt.subplots()
     assert nt.plots.plot_check(check, data, ax) is ax
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["bound on the error of its mean", "fit", "corrected", "draws"]
     table = nt.table(check)
     np.testing.assert_allclose(
-        [bar.get_width() / 2 for bar in ax.patches], table["mean_bound"] / table["sd"], rtol=1e-6
+        [bar.get_width() / 2 for bar in ax.patches],
+        table["mean_bound"] / table["sd"],
+        rtol=1e-6,
     )
-    fit_line, corrected, others = [container.lines[0].get_xdata() for container in ax.containers[1:]]
+    fit_line, corrected, others = [
+        container.lines[0].get_xdata() for container in ax.containers[1:]
+    ]
     np.testing.assert_allclose(fit_line, 0.0)
-    np.testing.assert_allclose(corrected, (table["corrected_mean"] - table["mean"]) / table["sd"])
+    np.testing.assert_allclose(
+        corrected, (table["corrected_mean"] - table["mean"]) / table["sd"]
+    )
     means = data["posterior"]["weights"].values.reshape(-1, 2).mean(0)
     np.testing.assert_allclose(others, (means - table["mean"]) / table["sd"])
     plt.close("all")
@@ -63,7 +79,9 @@ def test_many_numbers_are_the_thirty_that_are_off_the_most():
     _, check = checked(35)
     ax = nt.plots.plot_check(check)
     table = nt.table(check)
-    off = (np.abs(table["corrected_mean"] - table["mean"]) / table["sd"]).sort_values(ascending=False)
+    off = (np.abs(table["corrected_mean"] - table["mean"]) / table["sd"]).sort_values(
+        ascending=False
+    )
     assert {label.get_text() for label in ax.get_yticklabels()} == set(off.index[:30])
     plt.close("all")
 

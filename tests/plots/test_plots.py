@@ -53,9 +53,14 @@ def test_nothing_to_draw_is_refused():
 
 @pytest.fixture
 def comparison():
-    columns = {"criterion": [-12.0, -10.0, -15.0], "se": [0.1, 0.2, 0.3], "rank": [1, 0, 2]}
+    columns = {
+        "criterion": [-12.0, -10.0, -15.0],
+        "se": [0.1, 0.2, 0.3],
+        "rank": [1, 0, 2],
+    }
     group = xr.Dataset(
-        {name: ("model", values) for name, values in columns.items()}, coords={"model": ["a", "b", "c"]}
+        {name: ("model", values) for name, values in columns.items()},
+        coords={"model": ["a", "b", "c"]},
     )
     return {"model_comparison": group}
 
@@ -67,7 +72,9 @@ def test_comparison_shows_the_distance_to_the_best_with_two_standard_errors(comp
     # Matplotlib keeps what errorbar is given as objects.
     np.testing.assert_allclose(np.asarray(points.get_xdata(), float), [0.0, -2.0, -5.0])
     np.testing.assert_allclose(
-        [float(segment[1, 0] - segment[0, 0]) for segment in bars.get_segments()], [0.8, 0.4, 1.2], rtol=1e-6
+        [float(segment[1, 0] - segment[0, 0]) for segment in bars.get_segments()],
+        [0.8, 0.4, 1.2],
+        rtol=1e-6,
     )
     assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a", "c"]
     assert ax.yaxis_inverted()
@@ -91,7 +98,10 @@ def path():
         "log_z_stones": [0.0, -1.1, -6.1],
         "log_z_stones_se": [0.0, 0.1, 0.1],
     }
-    group = xr.Dataset({name: ("alpha", values) for name, values in columns.items()}, coords={"alpha": alpha})
+    group = xr.Dataset(
+        {name: ("alpha", values) for name, values in columns.items()},
+        coords={"alpha": alpha},
+    )
     return assemble({"tempered_path": group}, {})
 
 
@@ -102,7 +112,9 @@ def bars(container):
     ]
 
 
-def test_a_path_shows_the_log_likelihood_and_the_evidence_with_two_standard_errors(path):
+def test_a_path_shows_the_log_likelihood_and_the_evidence_with_two_standard_errors(
+    path,
+):
     left, right = nt.plots.plot_path(path)
     values, lengths = bars(left.containers[0])
     np.testing.assert_allclose(values, [np.nan, -8.0, -5.0])
@@ -115,7 +127,14 @@ def test_a_path_shows_the_log_likelihood_and_the_evidence_with_two_standard_erro
     np.testing.assert_allclose(drawn["by stepping stones"][0], [0.0, -1.1, -6.1])
     assert right.get_ylabel() == "log evidence (nats)"
     assert "not to be maximised" in right.get_title()
-    assert [tick.get_text() for tick in left.get_xticklabels()] == ["0", "0.0001", "0.01", "0.1", "0.3", "1"]
+    assert [tick.get_text() for tick in left.get_xticklabels()] == [
+        "0",
+        "0.0001",
+        "0.01",
+        "0.1",
+        "0.3",
+        "1",
+    ]
     # A margin of .03 at each end on the scale of fifth roots.
     np.testing.assert_allclose(left.get_xlim(), [-(0.03**5), 1.03**5], rtol=1e-6)
     left.figure.canvas.draw()
@@ -124,9 +143,14 @@ def test_a_path_shows_the_log_likelihood_and_the_evidence_with_two_standard_erro
 def test_a_path_by_svi_shows_its_elbo_on_the_given_axes(path):
     group = path["tempered_path"]
     group = group.to_dataset() if hasattr(group, "to_dataset") else group
-    names = {name: name.replace("log_z_stones", "elbo_integral").replace("log_z", "elbo") for name in group}
+    names = {
+        name: name.replace("log_z_stones", "elbo_integral").replace("log_z", "elbo")
+        for name in group
+    }
     _, axes = plt.subplots(2, 1)
-    found = nt.plots.plot_path(assemble({"tempered_path": group.rename(names)}, {}), axes=axes)
+    found = nt.plots.plot_path(
+        assemble({"tempered_path": group.rename(names)}, {}), axes=axes
+    )
     assert list(found) == list(axes)
     labels = [text.get_text() for text in axes[1].get_legend().get_texts()]
     assert labels == ["Riemann sums", "by draws", "by integration"]
@@ -154,7 +178,11 @@ def test_a_band_of_regret_ends_at_a_tenth_of_it_where_it_would_reach_0():
     (band,) = ax.collections
     corners = {(x, y) for x, y in band.get_paths()[0].vertices.tolist()}
     assert {(1.0, 40.0), (1.0, 60.0), (10.0, 2.0), (10.0, 50.0)} <= corners
-    assert (ax.get_xscale(), ax.get_yscale(), ax.get_ylabel()) == ("log", "log", "regret")
+    assert (ax.get_xscale(), ax.get_yscale(), ax.get_ylabel()) == (
+        "log",
+        "log",
+        "regret",
+    )
 
 
 @pytest.mark.parametrize("has_criterion", [True, False])
@@ -167,7 +195,10 @@ def test_a_choice_of_alpha_is_drawn_by_its_criterion_or_by_the_fit(has_criterion
     }
     if has_criterion:
         columns |= {"criterion": [5.0, 3.0, np.nan], "criterion_se": [0.5, 0.25, 0.1]}
-    group = xr.Dataset({name: ("alpha", values) for name, values in columns.items()}, {"alpha": [0.1, 0.3, 1.0]})
+    group = xr.Dataset(
+        {name: ("alpha", values) for name, values in columns.items()},
+        {"alpha": [0.1, 0.3, 1.0]},
+    )
     left, right = nt.plots.plot_alpha(assemble({"alpha_selection": group}, {}))
     heights, lengths = bars(left.containers[0])
     if has_criterion:
@@ -179,8 +210,12 @@ def test_a_choice_of_alpha_is_drawn_by_its_criterion_or_by_the_fit(has_criterion
         np.testing.assert_allclose(lengths, [0.6, 0.4, 0.2])
         assert left.get_ylabel() == "expected log-likelihood below its largest (nats)"
     assert left.get_xscale() == "log"
-    assert [text.get_text() for text in left.get_legend().get_texts()] == ["chosen: 0.3"]
+    assert [text.get_text() for text in left.get_legend().get_texts()] == [
+        "chosen: 0.3"
+    ]
     path, chosen = right.get_lines()
-    np.testing.assert_allclose(path.get_xydata(), [[1.0, -9.0], [2.0, -7.0], [2.5, -6.5]])
+    np.testing.assert_allclose(
+        path.get_xydata(), [[1.0, -9.0], [2.0, -7.0], [2.5, -6.5]]
+    )
     np.testing.assert_allclose(chosen.get_xydata(), [[2.0, -7.0]])
     assert sorted(text.get_text() for text in right.texts) == ["0.1", "0.3", "1"]

@@ -24,21 +24,29 @@ def make_truth(rng, d, num_factors, size):
 def draw_rows(rng, truth, num_data):
     """Data ``(num_data, d)``: factors and noise, drawn one after the other."""
     d, num_factors = truth.loadings.shape
-    return rng.normal(size=(num_data, num_factors)) @ truth.loadings.T + rng.normal(size=(num_data, d))
+    return rng.normal(size=(num_data, num_factors)) @ truth.loadings.T + rng.normal(
+        size=(num_data, d)
+    )
 
 
 def log_density(x, cov):
     """Log densities of rows under N(0, cov)."""
     root = np.linalg.cholesky(cov)
     white = np.linalg.solve(root, x.T)
-    return -0.5 * np.sum(white**2, axis=0) - np.log(np.diag(root)).sum() - 0.5 * len(cov) * np.log(2 * np.pi)
+    return (
+        -0.5 * np.sum(white**2, axis=0)
+        - np.log(np.diag(root)).sum()
+        - 0.5 * len(cov) * np.log(2 * np.pi)
+    )
 
 
 def renyi(order, mean, cov, cov0):
     """D_a of N(mean, cov) from N(0, cov0) for 0 < a < 1, by determinants; leading axes are free."""
     mixed = (1 - order) * cov + order * cov0
     logdets = [np.linalg.slogdet(s)[1] for s in (mixed, cov, cov0)]
-    distance = np.einsum("...i,...i->...", mean, np.linalg.solve(mixed, mean[..., None])[..., 0])
+    distance = np.einsum(
+        "...i,...i->...", mean, np.linalg.solve(mixed, mean[..., None])[..., 0]
+    )
     spread = logdets[0] - (1 - order) * logdets[1] - order * logdets[2]
     return 0.5 * order * distance + spread / (2 * (1 - order))
 
@@ -47,8 +55,12 @@ def kl_from_truth(truth, loadings):
     """KL of N(0, W0 W0' + I) from N(0, W W' + I); leading axes of W are free."""
     d = len(truth.cov)
     cov = loadings @ np.swapaxes(loadings, -1, -2) + np.eye(d)
-    trace = np.trace(np.linalg.solve(cov, np.broadcast_to(truth.cov, cov.shape)), axis1=-2, axis2=-1)
-    return 0.5 * (trace - d + np.linalg.slogdet(cov)[1] - np.linalg.slogdet(truth.cov)[1])
+    trace = np.trace(
+        np.linalg.solve(cov, np.broadcast_to(truth.cov, cov.shape)), axis1=-2, axis2=-1
+    )
+    return 0.5 * (
+        trace - d + np.linalg.slogdet(cov)[1] - np.linalg.slogdet(truth.cov)[1]
+    )
 
 
 def count_parameters(d, num_factors):
@@ -73,7 +85,10 @@ def limit(order, d, num_factors, size, loadings_alone):
     information, where the exact posterior had 1/2 for each parameter. With ``loadings_alone`` false, mean and
     noise are learnt too.
     """
-    parameters, trace = count_parameters(d, num_factors), trace_of_information(d, num_factors, size)
+    parameters, trace = (
+        count_parameters(d, num_factors),
+        trace_of_information(d, num_factors, size),
+    )
     if not loadings_alone:
         parameters += d + 1
         trace += d - num_factors + num_factors / (1 + size)
@@ -93,8 +108,13 @@ def bound(order, rng, truth, num_data, log_weight, num_draws=400):
     values = []
     for variance in np.geomspace(0.2, 5.0, 9) / (order * num_data):
         risk = kl_from_truth(truth, truth.loadings + np.sqrt(variance) * normal).mean()
-        price = 0.5 * (d * num_factors * (variance - 1 - np.log(variance)) + np.sum(truth.loadings**2))
-        values.append(order / (1 - order) * risk + (price - log_weight) / (num_data * (1 - order)))
+        price = 0.5 * (
+            d * num_factors * (variance - 1 - np.log(variance))
+            + np.sum(truth.loadings**2)
+        )
+        values.append(
+            order / (1 - order) * risk + (price - log_weight) / (num_data * (1 - order))
+        )
     return min(values)
 
 

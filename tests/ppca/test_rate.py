@@ -24,7 +24,9 @@ def test_the_divergence_is_that_of_the_package(order):
     truth = oracles.make_truth(rng, 6, 2, 3.0)
     mean, cov = rng.normal(size=(5, 6)), fitted_covariances(rng, 6, 2, 5)
     found = nt.bounds.renyi_gaussian(order, mean, cov, np.zeros(6), truth.cov)
-    np.testing.assert_allclose(found, oracles.renyi(order, mean, cov, truth.cov), rtol=1e-10)
+    np.testing.assert_allclose(
+        found, oracles.renyi(order, mean, cov, truth.cov), rtol=1e-10
+    )
 
 
 def test_the_divergence_is_the_integral():
@@ -37,7 +39,9 @@ def test_the_divergence_is_the_integral():
     line = np.linspace(-20.0, 20.0, 401)
     grid = np.stack(np.meshgrid(line, line), axis=-1)
     integral = 0.01 * np.sqrt(p.pdf(grid) * p0.pdf(grid)).sum()
-    np.testing.assert_allclose(oracles.renyi(0.5, mean, cov, truth.cov), -2 * np.log(integral), rtol=1e-10)
+    np.testing.assert_allclose(
+        oracles.renyi(0.5, mean, cov, truth.cov), -2 * np.log(integral), rtol=1e-10
+    )
 
 
 def test_the_divergence_is_an_average_over_the_truth():
@@ -46,11 +50,20 @@ def test_the_divergence_is_an_average_over_the_truth():
     truth = oracles.make_truth(rng, 5, 2, 4.0)
     cov = oracles.make_truth(rng, 5, 2, 3.0).cov
     x = oracles.draw_rows(rng, truth, 40_000)
-    root = np.exp(0.5 * (oracles.log_density(x, cov) - oracles.log_density(x, truth.cov)))
+    root = np.exp(
+        0.5 * (oracles.log_density(x, cov) - oracles.log_density(x, truth.cov))
+    )
     error = root.std() / np.sqrt(len(root))
-    assert abs(root.mean() - np.exp(-0.5 * oracles.renyi(0.5, np.zeros(5), cov, truth.cov))) < 4 * error
+    assert (
+        abs(
+            root.mean() - np.exp(-0.5 * oracles.renyi(0.5, np.zeros(5), cov, truth.cov))
+        )
+        < 4 * error
+    )
     np.testing.assert_allclose(
-        oracles.log_density(x[:3], cov), multivariate_normal(np.zeros(5), cov).logpdf(x[:3]), rtol=1e-12
+        oracles.log_density(x[:3], cov),
+        multivariate_normal(np.zeros(5), cov).logpdf(x[:3]),
+        rtol=1e-12,
     )
 
 
@@ -100,8 +113,14 @@ def test_maximum_likelihood_is_a_maximum(loadings_alone):
         other = loadings + 0.01 * rng.normal(size=loadings.shape)
         noise, centre = values[0], mean
         if not loadings_alone:
-            noise, centre = noise * np.exp(0.01 * rng.normal()), mean + 0.01 * rng.normal(size=4)
-        assert oracles.log_density(x - centre, other @ other.T + noise * np.eye(4)).sum() < best
+            noise, centre = (
+                noise * np.exp(0.01 * rng.normal()),
+                mean + 0.01 * rng.normal(size=4),
+            )
+        assert (
+            oracles.log_density(x - centre, other @ other.T + noise * np.eye(4)).sum()
+            < best
+        )
 
 
 def test_the_bound_is_that_of_second_order():
@@ -109,21 +128,31 @@ def test_the_bound_is_that_of_second_order():
     found = oracles.bound(0.5, np.random.default_rng(8), truth, 400, -3 * np.log(2.0))
     # To second order in s² = 1/(α n), with E KL = s² trace/2.
     variance = 1 / 200
-    price = 0.5 * (10 * (variance - 1 - np.log(variance)) + np.sum(truth.loadings**2)) + 3 * np.log(2.0)
-    second_order = 0.5 * variance * oracles.trace_of_information(5, 2, 5.0) + price / 200
+    price = 0.5 * (
+        10 * (variance - 1 - np.log(variance)) + np.sum(truth.loadings**2)
+    ) + 3 * np.log(2.0)
+    second_order = (
+        0.5 * variance * oracles.trace_of_information(5, 2, 5.0) + price / 200
+    )
     assert 0.9 * second_order < found < 1.02 * second_order
 
 
-@pytest.mark.parametrize(("d", "num_factors", "n"), [(5, 1, 50), (5, 4, 50), (20, 3, 2000)])
+@pytest.mark.parametrize(
+    ("d", "num_factors", "n"), [(5, 1, 50), (5, 4, 50), (20, 3, 2000)]
+)
 def test_the_two_parts_of_the_rate(d, num_factors, n):
     """Both conditions on rho = N(W0, I/(d n)): KL of the truth by draws, KL to the prior in closed form."""
     rng = np.random.default_rng(9)
     truth = oracles.make_truth(rng, d, num_factors, float(d))
     largest = np.abs(truth.loadings).max() ** 2
     loadings = truth.loadings + rng.normal(size=(400, d, num_factors)) / np.sqrt(d * n)
-    assert oracles.kl_from_truth(truth, loadings).mean() < d * num_factors / n * (4 * largest + 3 / (d * n))
+    assert oracles.kl_from_truth(truth, loadings).mean() < d * num_factors / n * (
+        4 * largest + 3 / (d * n)
+    )
     variance = 1 / (d * n)
-    entries = d * num_factors * (variance - 1 - np.log(variance)) + np.sum(truth.loadings**2)
+    entries = d * num_factors * (variance - 1 - np.log(variance)) + np.sum(
+        truth.loadings**2
+    )
     assert 0.5 * entries < 0.5 * d * num_factors * (np.log(d * n) + largest)
 
 
@@ -140,17 +169,23 @@ def test_the_posterior_has_the_limit_and_keeps_its_certificate(prior, ard):
         x = oracles.draw_rows(rng, truth, n)
         with enable_x64():
             key = jax.random.key(seed)
-            choice = nt.ppca.select_num_factors(key, x, range(4), nt.dyadic, alpha=alpha, prior=prior, ard=ard)
+            choice = nt.ppca.select_num_factors(
+                key, x, range(4), nt.dyadic, alpha=alpha, prior=prior, ard=ard
+            )
         assert choice.selected == true
         q, fit = choice.fits[true].posterior, choice.fits[true]
         root = np.linalg.cholesky(np.asarray(q.cov))[0]
         draws = np.asarray(q.loc) + rng.normal(size=(200, d, true + 1)) @ root.T
-        noise = np.asarray(q.noise_precision) * rng.gamma(fit.noise_shape, 1 / fit.noise_shape, size=200)
+        noise = np.asarray(q.noise_precision) * rng.gamma(
+            fit.noise_shape, 1 / fit.noise_shape, size=200
+        )
         loadings, mean = draws[..., :true], fit.origin + draws[..., true]
         cov = loadings @ np.swapaxes(loadings, 1, 2) + np.eye(d) / noise[:, None, None]
         found.append(oracles.renyi(alpha, mean, cov, truth.cov).mean())
         log_p0 = nt.bounds.known_density(oracles.log_density(x, truth.cov).sum())
-        certificate = nt.bounds.selection_certificate(choice.elbo, choice.log_prior, log_p0, n, alpha=alpha)
+        certificate = nt.bounds.selection_certificate(
+            choice.elbo, choice.log_prior, log_p0, n, alpha=alpha
+        )
         assert found[-1] < certificate.value
     error = np.std(found, ddof=1) / np.sqrt(len(found))
     expected = oracles.limit(alpha, d, true, size, not ard) / n

@@ -23,7 +23,10 @@ ALPHA = 0.5
 
 
 # All of them run in tests/benchmarks/real_models.py too.
-FAST = [name if i % 3 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(EXAMPLES)]
+FAST = [
+    name if i % 3 == 0 else pytest.param(name, marks=pytest.mark.slow)
+    for i, name in enumerate(EXAMPLES)
+]
 
 
 @pytest.fixture(params=FAST, ids=lambda name: name.replace(", ", "-").replace(" ", "_"))
@@ -52,10 +55,16 @@ def by_hand(example, values, args):
 
 def supports(example, args):
     """Bijections from the unconstrained space by latent site, and shapes there."""
-    trace = handlers.trace(handlers.seed(example.by_hand or example.model, 0)).get_trace(*args)
-    sites = {k: s for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    trace = handlers.trace(
+        handlers.seed(example.by_hand or example.model, 0)
+    ).get_trace(*args)
+    sites = {
+        k: s for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]
+    }
     maps = {k: biject_to(s["fn"].support) for k, s in sites.items()}
-    return maps, {k: maps[k].inverse_shape(jnp.shape(s["value"])) for k, s in sites.items()}
+    return maps, {
+        k: maps[k].inverse_shape(jnp.shape(s["value"])) for k, s in sites.items()
+    }
 
 
 def energy_and_loss(model, loc, scale, key, args):
@@ -83,20 +92,29 @@ def energy_and_loss_by_hand(example, maps, loc, scale, key, args):
     """The same two without the likelihood, and the log-likelihood."""
     point = draw(loc, scale, key)
     values = {k: maps[k](v) for k, v in point.items()}
-    log_det = sum(jnp.sum(maps[k].log_abs_det_jacobian(v, values[k])) for k, v in point.items())
-    log_q = sum(jnp.sum(jax.scipy.stats.norm.logpdf(v, loc[k], scale)) for k, v in point.items())
+    log_det = sum(
+        jnp.sum(maps[k].log_abs_det_jacobian(v, values[k])) for k, v in point.items()
+    )
+    log_q = sum(
+        jnp.sum(jax.scipy.stats.norm.logpdf(v, loc[k], scale)) for k, v in point.items()
+    )
     prior, likelihood = by_hand(example, values, args)
     return (-prior - log_det, log_q - log_det - prior), likelihood
 
 
-def test_potential_energy_and_loss_are_those_of_the_likelihood_scaled_by_hand(example, x64, key):
+def test_potential_energy_and_loss_are_those_of_the_likelihood_scaled_by_hand(
+    example, x64, key
+):
     args, scale = example.data(), 0.3
     tempered = nt.temper(example.model, alpha=ALPHA)
 
     @jax.jit
     def both(key):
         maps, shapes = supports(example, args)
-        loc = {k: jnp.linspace(-0.3, 0.4, math.prod(s)).reshape(s) for k, s in shapes.items()}
+        loc = {
+            k: jnp.linspace(-0.3, 0.4, math.prod(s)).reshape(s)
+            for k, s in shapes.items()
+        }
         got = energy_and_loss(tempered, loc, scale, key, args)
         return got, energy_and_loss_by_hand(example, maps, loc, scale, key, args)
 
@@ -112,7 +130,9 @@ def program(example, alpha, key, args):
     @jax.jit
     def both(key):
         _, shapes = supports(example, args)
-        return energy_and_loss(model, {k: jnp.zeros(s) for k, s in shapes.items()}, 0.3, key, args)
+        return energy_and_loss(
+            model, {k: jnp.zeros(s) for k, s in shapes.items()}, 0.3, key, args
+        )
 
     return both.lower(key).as_text()
 
@@ -125,7 +145,9 @@ def test_at_alpha_one_the_program_is_that_of_the_undecorated_model(example, key)
 
 
 def nuts(model, args, key, num_warmup, num_samples):
-    mcmc = MCMC(NUTS(model), num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
+    mcmc = MCMC(
+        NUTS(model), num_warmup=num_warmup, num_samples=num_samples, progress_bar=False
+    )
     mcmc.run(key, *args)
     return mcmc.get_samples()
 
@@ -140,12 +162,16 @@ def check_runs(example, key, num_warmup, num_samples, num_steps):
     """Bitwise the same draws and parameters at alpha = 1, finite ones at 1/2."""
     args = example.data()
     models = [example.model, nt.temper(example.model), nt.temper(example.model, ALPHA)]
-    plain, bayes, half = (nuts(model, args, key, num_warmup, num_samples) for model in models)
+    plain, bayes, half = (
+        nuts(model, args, key, num_warmup, num_samples) for model in models
+    )
     assert_same(bayes, plain)
     assert all(np.all(np.isfinite(draws)) for draws in half.values())
     assert not np.array_equal(example.summary(half), example.summary(plain))
     fits = [
-        SVI(model, AutoNormal(model), Adam(0.05), Trace_ELBO()).run(key, num_steps, *args, progress_bar=False)
+        SVI(model, AutoNormal(model), Adam(0.05), Trace_ELBO()).run(
+            key, num_steps, *args, progress_bar=False
+        )
         for model in models
     ]
     assert_same(fits[1].params, fits[0].params)

@@ -82,7 +82,10 @@ def eight_schools_non_centred(errors, effects):
     with numpyro.plate("schools", len(errors)):
         base = dist.Normal(0.0, 1.0)
         theta = numpyro.sample(
-            "theta", dist.TransformedDistribution(base, dist.transforms.AffineTransform(mu, tau))
+            "theta",
+            dist.TransformedDistribution(
+                base, dist.transforms.AffineTransform(mu, tau)
+            ),
         )
         numpyro.sample("effect", dist.Normal(theta, errors), obs=effects)
 
@@ -91,7 +94,13 @@ def eight_schools_non_centred(errors, effects):
 
 
 def radon_data():
-    table = np.genfromtxt(SHARED / "radon_mn_arm.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
+    table = np.genfromtxt(
+        SHARED / "radon_mn_arm.csv",
+        delimiter=",",
+        names=True,
+        dtype=None,
+        encoding="utf-8",
+    )
     return table["county"] - 1, table["floor"].astype(float), table["log_radon"]
 
 
@@ -103,14 +112,20 @@ def radon(county, floor, log_radon):
     with numpyro.plate("counties", 85):
         intercept = numpyro.sample("intercept", dist.Normal(mean, between))
     with numpyro.plate("houses", len(floor)):
-        numpyro.sample("log_radon", dist.Normal(intercept[county] + slope * floor, within), obs=log_radon)
+        numpyro.sample(
+            "log_radon",
+            dist.Normal(intercept[county] + slope * floor, within),
+            obs=log_radon,
+        )
 
 
 # Baseball: 45 times at bat in 1970. Efron and Morris 1975, JASA 70, 311-319.
 
 
 def baseball_data():
-    hits = np.array([18, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7])
+    hits = np.array(
+        [18, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7]
+    )
     return np.full(18, 45), hits
 
 
@@ -134,7 +149,9 @@ def breast_cancer_data():
 
 def logistic(x, y):
     intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.5))
-    slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    slopes = numpyro.sample(
+        "slopes", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1)
+    )
     with numpyro.plate("patients", len(y)):
         numpyro.sample("benign", dist.Bernoulli(logits=intercept + x @ slopes), obs=y)
 
@@ -152,7 +169,9 @@ def components():
     weight = numpyro.sample("weight", dist.Beta(2.0, 2.0))
     # The lower mean, and the logarithm of the step to the upper one.
     base = dist.Normal(jnp.array([2.0, 1.0]), 1.0).to_event(1)
-    locs = numpyro.sample("locs", dist.TransformedDistribution(base, dist.transforms.OrderedTransform()))
+    locs = numpyro.sample(
+        "locs", dist.TransformedDistribution(base, dist.transforms.OrderedTransform())
+    )
     # One scale for both: with two, a wide component over all flowers is a mode of its own.
     scale = numpyro.sample("scale", dist.LogNormal(-1.0, 1.0))
     return jnp.stack([1.0 - weight, weight]), locs, scale
@@ -161,7 +180,11 @@ def components():
 def mixture(y):
     probs, locs, scale = components()
     with numpyro.plate("flowers", len(y)):
-        numpyro.sample("petal", dist.MixtureSameFamily(dist.Categorical(probs), dist.Normal(locs, scale)), obs=y)
+        numpyro.sample(
+            "petal",
+            dist.MixtureSameFamily(dist.Categorical(probs), dist.Normal(locs, scale)),
+            obs=y,
+        )
 
 
 def mixture_of_labels(y):
@@ -190,7 +213,9 @@ def chain():
     low = numpyro.sample("low", dist.Normal(-1.0, 1.0))
     gap = numpyro.sample("gap", dist.LogNormal(0.5, 0.5))
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-    transition = jnp.stack([jnp.stack([stay[0], 1.0 - stay[0]]), jnp.stack([1.0 - stay[1], stay[1]])])
+    transition = jnp.stack(
+        [jnp.stack([stay[0], 1.0 - stay[0]]), jnp.stack([1.0 - stay[1], stay[1]])]
+    )
     return transition, jnp.stack([low, low + gap]), scale
 
 
@@ -253,11 +278,15 @@ def counts_data():
 
 def negative_binomial(x, log_exposure, counts):
     intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
-    slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    slopes = numpyro.sample(
+        "slopes", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1)
+    )
     concentration = numpyro.sample("concentration", dist.Gamma(2.0, 1.0))
     mean = jnp.exp(log_exposure + intercept + x @ slopes)
     with numpyro.plate("traps", len(counts)):
-        numpyro.sample("counts", dist.NegativeBinomial2(mean, concentration), obs=counts)
+        numpyro.sample(
+            "counts", dist.NegativeBinomial2(mean, concentration), obs=counts
+        )
 
 
 # A Gaussian process with the squared-exponential kernel; simulated.
@@ -274,7 +303,9 @@ def gaussian_process(x, y):
     length = numpyro.sample("length", dist.LogNormal(0.0, 1.0))
     noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
     gap = (x[:, None] - x[None, :]) / length
-    covariance = amplitude**2 * jnp.exp(-0.5 * gap**2) + (noise**2 + 1e-5) * jnp.eye(len(x))
+    covariance = amplitude**2 * jnp.exp(-0.5 * gap**2) + (noise**2 + 1e-5) * jnp.eye(
+        len(x)
+    )
     numpyro.sample("y", dist.MultivariateNormal(0.0, covariance), obs=y)
 
 
@@ -293,7 +324,9 @@ def stochastic_volatility(returns):
     log_volatility = numpyro.deterministic("log_volatility", step * raw)
     freedom = numpyro.sample("freedom", dist.Gamma(2.0, 0.1))
     with numpyro.plate("days", len(returns)):
-        numpyro.sample("returns", dist.StudentT(freedom, 0.0, jnp.exp(log_volatility)), obs=returns)
+        numpyro.sample(
+            "returns", dist.StudentT(freedom, 0.0, jnp.exp(log_volatility)), obs=returns
+        )
 
 
 # Item response with two parameters an item; simulated.
@@ -301,7 +334,11 @@ def stochastic_volatility(returns):
 
 def answers_data():
     rng = np.random.default_rng(5)
-    ability, difficulty, slope = rng.normal(size=60), rng.normal(size=12), rng.lognormal(0.0, 0.3, 12)
+    ability, difficulty, slope = (
+        rng.normal(size=60),
+        rng.normal(size=12),
+        rng.lognormal(0.0, 0.3, 12),
+    )
     chance = 1.0 / (1.0 + np.exp(-slope * (ability[:, None] - difficulty)))
     return (rng.binomial(1, chance),)
 
@@ -314,27 +351,62 @@ def item_response(answers):
     with numpyro.plate("persons", persons, dim=-2):
         ability = numpyro.sample("ability", dist.Normal(0.0, 1.0))
         with numpyro.plate("items", items, dim=-1):
-            numpyro.sample("answers", dist.Bernoulli(logits=slope * (ability - difficulty)), obs=answers)
+            numpyro.sample(
+                "answers",
+                dist.Bernoulli(logits=slope * (ability - difficulty)),
+                obs=answers,
+            )
 
 
 EXAMPLES = {
     "eight schools, centred": Example(
-        eight_schools_centred, eight_schools_data, "Rubin 1981", 8, "mu", lambda p: p["mu"]
+        eight_schools_centred,
+        eight_schools_data,
+        "Rubin 1981",
+        8,
+        "mu",
+        lambda p: p["mu"],
     ),
     "eight schools, non-centred": Example(
-        eight_schools_non_centred, eight_schools_data, "Rubin 1981", 8, "mu", lambda p: p["mu"]
+        eight_schools_non_centred,
+        eight_schools_data,
+        "Rubin 1981",
+        8,
+        "mu",
+        lambda p: p["mu"],
     ),
     "radon, varying intercepts": Example(
-        radon, radon_data, "Gelman and Hill 2007", 919, "slope of floor", lambda p: p["slope"], "radon_mn_arm.csv"
+        radon,
+        radon_data,
+        "Gelman and Hill 2007",
+        919,
+        "slope of floor",
+        lambda p: p["slope"],
+        "radon_mn_arm.csv",
     ),
     "baseball, partial pooling": Example(
-        baseball, baseball_data, "Efron and Morris 1975", 18, "chance", lambda p: p["chance"]
+        baseball,
+        baseball_data,
+        "Efron and Morris 1975",
+        18,
+        "chance",
+        lambda p: p["chance"],
     ),
     "logistic regression": Example(
-        logistic, breast_cancer_data, "breast cancer, Wisconsin", 569, "intercept", lambda p: p["intercept"]
+        logistic,
+        breast_cancer_data,
+        "breast cancer, Wisconsin",
+        569,
+        "intercept",
+        lambda p: p["intercept"],
     ),
     "mixture, MixtureSameFamily": Example(
-        mixture, petal_data, "iris, petal length", 150, "larger mean", lambda p: p["locs"][:, 1]
+        mixture,
+        petal_data,
+        "iris, petal length",
+        150,
+        "larger mean",
+        lambda p: p["locs"][:, 1],
     ),
     "mixture, marginalize": Example(
         nt.marginalize(mixture_of_labels),
@@ -345,7 +417,9 @@ EXAMPLES = {
         lambda p: p["locs"][:, 1],
         by_hand=mixture,
     ),
-    "HMM, forward algorithm": Example(hmm_forward, hmm_data, "simulated", 80, "lower mean", lambda p: p["low"]),
+    "HMM, forward algorithm": Example(
+        hmm_forward, hmm_data, "simulated", 80, "lower mean", lambda p: p["low"]
+    ),
     "HMM, marginalize": Example(
         nt.marginalize(hmm_of_states),
         hmm_data,
@@ -356,13 +430,28 @@ EXAMPLES = {
         by_hand=hmm_forward,
     ),
     "horseshoe regression": Example(
-        horseshoe, diabetes_data, "diabetes, Efron 2004", 442, "slope of bmi", lambda p: p["slopes"][:, 2]
+        horseshoe,
+        diabetes_data,
+        "diabetes, Efron 2004",
+        442,
+        "slope of bmi",
+        lambda p: p["slopes"][:, 2],
     ),
     "negative-binomial regression": Example(
-        negative_binomial, counts_data, "simulated", 200, "first slope", lambda p: p["slopes"][:, 0]
+        negative_binomial,
+        counts_data,
+        "simulated",
+        200,
+        "first slope",
+        lambda p: p["slopes"][:, 0],
     ),
     "Gaussian process": Example(
-        gaussian_process, curve_data, "simulated", 40, "log noise", lambda p: jnp.log(p["noise"])
+        gaussian_process,
+        curve_data,
+        "simulated",
+        40,
+        "log noise",
+        lambda p: jnp.log(p["noise"]),
     ),
     "stochastic volatility": Example(
         stochastic_volatility,
@@ -373,6 +462,11 @@ EXAMPLES = {
         lambda p: p["log_volatility"].mean(1),
     ),
     "item response, 2PL": Example(
-        item_response, answers_data, "simulated", 60 * 12, "first difficulty", lambda p: p["difficulty"][:, 0]
+        item_response,
+        answers_data,
+        "simulated",
+        60 * 12,
+        "first difficulty",
+        lambda p: p["difficulty"][:, 0],
     ),
 }

@@ -46,7 +46,12 @@ plt = pytest.importorskip("matplotlib.pyplot")
 NUM_DATA, NOISE_SD = 8, 0.7
 X = np.random.default_rng(1).normal(size=(NUM_DATA, 2)).astype(np.float32)
 Y = (X @ np.array([1.0, -1.0]) + np.linspace(-1.0, 1.0, NUM_DATA)).astype(np.float32)
-VERSIONS = {"inference_library", "inference_library_version", "numpyro_version", "jax_version"}
+VERSIONS = {
+    "inference_library",
+    "inference_library_version",
+    "numpyro_version",
+    "jax_version",
+}
 
 
 def model(x, y=None, penalty=False):
@@ -81,7 +86,9 @@ def fit(of, alpha=1.0, **kwargs):
     )
 
 
-@pytest.fixture(scope="module", params=["quick", pytest.param("whole", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module", params=["quick", pytest.param("whole", marks=pytest.mark.full)]
+)
 def run(request):
     return request.param
 
@@ -102,9 +109,20 @@ def tempered(run):
         "theta_auto_scale": jnp.asarray(np.array([0.3, 0.2], np.float32)),
     }
     losses = np.linspace(30.0, 20.0, 200, dtype=np.float32)
-    keys, args, kwargs = jax.random.split(jax.random.key(3)), (jnp.asarray(X), jnp.asarray(Y)), {"penalty": True}
+    keys, args, kwargs = (
+        jax.random.split(jax.random.key(3)),
+        (jnp.asarray(X), jnp.asarray(Y)),
+        {"penalty": True},
+    )
     return finish(
-        keys, nt.temper(model, alpha=0.5), normal_guide, params, losses, args, kwargs=kwargs, num_particles=2
+        keys,
+        nt.temper(model, alpha=0.5),
+        normal_guide,
+        params,
+        losses,
+        args,
+        kwargs=kwargs,
+        num_particles=2,
     )
 
 
@@ -200,10 +218,16 @@ def test_result_is_of_the_installed_generation(results, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "own"), [("svi", "variational"), ("online", "variational"), ("mcmc", "sample_stats")]
+    ("kind", "own"),
+    [("svi", "variational"), ("online", "variational"), ("mcmc", "sample_stats")],
 )
 def test_groups(results, kind, own):
-    assert set(group_names(results[kind])) == {"posterior", "log_likelihood", "observed_data", own}
+    assert set(group_names(results[kind])) == {
+        "posterior",
+        "log_likelihood",
+        "observed_data",
+        own,
+    }
 
 
 @KINDS
@@ -223,14 +247,18 @@ def test_posterior_holds_the_sites(results, kind):
     posterior = results[kind]["posterior"]
     assert set(posterior.data_vars) == {"theta", "eta"}
     assert posterior["eta"].dims == ("chain", "draw", "eta_dim_0")
-    np.testing.assert_allclose(posterior["eta"], posterior["theta"].values @ X.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        posterior["eta"], posterior["theta"].values @ X.T, rtol=1e-4, atol=1e-5
+    )
 
 
 @KINDS
 def test_log_likelihood_is_untempered_and_leaves_factors_out(results, kind):
     log_lik = results[kind]["log_likelihood"]
     assert set(log_lik.data_vars) == {"y"}
-    np.testing.assert_allclose(log_lik["y"], log_prob_by_hand(results[kind]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        log_lik["y"], log_prob_by_hand(results[kind]), rtol=1e-4, atol=1e-4
+    )
 
 
 SCALES = pytest.mark.parametrize(
@@ -241,8 +269,12 @@ SCALES = pytest.mark.parametrize(
 @SCALES
 def test_log_likelihood_at_draws_is_unscaled_and_survives_alpha_zero(alpha, scale):
     scaled = model if scale is None else handlers.scale(model, scale)
-    data = nt.to_inference_data({"theta": draws_of()["theta"][:20]}, nt.temper(scaled, alpha=alpha), X, Y)
-    np.testing.assert_allclose(data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-4, atol=1e-4)
+    data = nt.to_inference_data(
+        {"theta": draws_of()["theta"][:20]}, nt.temper(scaled, alpha=alpha), X, Y
+    )
+    np.testing.assert_allclose(
+        data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.full
@@ -250,7 +282,9 @@ def test_log_likelihood_at_draws_is_unscaled_and_survives_alpha_zero(alpha, scal
 def test_log_likelihood_is_unscaled_and_survives_alpha_zero(alpha, scale):
     scaled = model if scale is None else handlers.scale(model, scale)
     data = nt.to_inference_data(fit(scaled, alpha), num_samples=20)
-    np.testing.assert_allclose(data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-4, atol=1e-4
+    )
 
 
 @KINDS
@@ -277,8 +311,12 @@ def test_variational_group_of_an_online_run(results, online):
     np.testing.assert_array_equal(found["auto_scale"], state.posterior.scale)
     assert int(found["count"]) == NUM_DATA
     assert int(found["rejected"]) == 0
-    np.testing.assert_allclose(found["cumulative_loss_at_mean"], losses.at_mean.sum(), rtol=1e-5)
-    np.testing.assert_allclose(found["cumulative_loss_expected"], losses.expected.sum(), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["cumulative_loss_at_mean"], losses.at_mean.sum(), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        found["cumulative_loss_expected"], losses.expected.sum(), rtol=1e-5
+    )
 
 
 def test_draws_are_those_of_the_fitted_gaussian(results, tempered, online):
@@ -288,27 +326,40 @@ def test_draws_are_those_of_the_fitted_gaussian(results, tempered, online):
         ("online", state.posterior.loc, state.posterior.scale),
     ]:
         draws = np.asarray(results[kind]["posterior"]["theta"])[0]
-        np.testing.assert_array_less(np.abs(draws.mean(0) - loc) * np.sqrt(120) / scale, 4.0)
+        np.testing.assert_array_less(
+            np.abs(draws.mean(0) - loc) * np.sqrt(120) / scale, 4.0
+        )
         # The relative standard error of a standard deviation from 120 draws is 0.065.
         np.testing.assert_allclose(draws.std(0), scale, rtol=0.26)
 
 
 def test_mcmc_keeps_chains_apart(results, mcmc):
     np.testing.assert_array_equal(
-        results["mcmc"]["posterior"]["theta"], mcmc.get_samples(group_by_chain=True)["theta"]
+        results["mcmc"]["posterior"]["theta"],
+        mcmc.get_samples(group_by_chain=True)["theta"],
     )
     assert results["mcmc"]["sample_stats"]["diverging"].shape == (2, 60)
 
 
 def test_attributes(results, run):
     expected = {
-        "svi": {"algorithm": "svi", "guide": "AutoNormal" if run == "whole" else "normal_guide"},
-        "online": {"algorithm": "online", "guide": "AutoOnlineDiagonalNormal", "rule": "ngvi"},
+        "svi": {
+            "algorithm": "svi",
+            "guide": "AutoNormal" if run == "whole" else "normal_guide",
+        },
+        "online": {
+            "algorithm": "online",
+            "guide": "AutoOnlineDiagonalNormal",
+            "rule": "ngvi",
+        },
         "mcmc": {"algorithm": "nuts" if run == "whole" else "draws"},
     }
     for kind, entries in expected.items():
         attrs = results[kind].attrs
-        assert attrs.items() >= {**entries, "alpha": 0.5, "jax_version": jax.__version__}.items()
+        assert (
+            attrs.items()
+            >= {**entries, "alpha": 0.5, "jax_version": jax.__version__}.items()
+        )
         assert set(attrs) >= VERSIONS
         assert results[kind]["posterior"].attrs["alpha"] == 0.5
 
@@ -331,7 +382,11 @@ def test_key_decides_the_draws(tempered, online):
     runner, state, _ = online
     for args in [(tempered,), (runner, state, X, Y)]:
         kept, again, other = (
-            np.asarray(nt.to_inference_data(*args, num_samples=5, rng_key=key)["posterior"]["theta"])
+            np.asarray(
+                nt.to_inference_data(*args, num_samples=5, rng_key=key)["posterior"][
+                    "theta"
+                ]
+            )
             for key in (None, None, jax.random.key(99))
         )
         np.testing.assert_array_equal(kept, again)
@@ -363,7 +418,10 @@ def test_named_dims_and_coords(tempered):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dims": {"theta": ["row", "column"]}}, r"dims names \['row', 'column'\] for 'theta'"),
+        (
+            {"dims": {"theta": ["row", "column"]}},
+            r"dims names \['row', 'column'\] for 'theta'",
+        ),
         ({"dims": {"theta": ["feature"]}, "coords": {"feature": [0, 1, 2]}}, "feature"),
     ],
 )
@@ -378,32 +436,50 @@ def test_wrong_results_are_refused(tempered, online):
         nt.to_inference_data([tempered])
     with pytest.raises(TypeError, match=r"^draws are.*the tempered model is missing"):
         nt.to_inference_data(tempered.params)
-    with pytest.raises(ValueError, match=r"^a TemperedFit.*holds its data.*are coords, dims"):
+    with pytest.raises(
+        ValueError, match=r"^a TemperedFit.*holds its data.*are coords, dims"
+    ):
         nt.to_inference_data(tempered, X, Y)
-    with pytest.raises(ValueError, match=r"^a TemperedFit.*holds its data.*are coords, dims"):
+    with pytest.raises(
+        ValueError, match=r"^a TemperedFit.*holds its data.*are coords, dims"
+    ):
         nt.to_inference_data(tempered, x=X)
     for data in [(), (state,)]:
-        with pytest.raises(ValueError, match=r"^an online run is.*the state, then the data"):
+        with pytest.raises(
+            ValueError, match=r"^an online run is.*the state, then the data"
+        ):
             nt.to_inference_data(runner, *data)
 
 
 def test_mcmc_must_have_run_and_have_a_model(mcmc):
     with pytest.raises(ValueError, match=r"^the MCMC has not.*call mcmc\.run first"):
-        nt.to_inference_data(MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False))
+        nt.to_inference_data(
+            MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False)
+        )
     no_model = copy.copy(mcmc)
-    no_model.sampler = HMC(potential_fn=lambda z: z**2, num_steps=1, trajectory_length=None)
-    with pytest.raises(ValueError, match=r"^the kernel.*HMC has no model, only a potential.*draws and the model"):
+    no_model.sampler = HMC(
+        potential_fn=lambda z: z**2, num_steps=1, trajectory_length=None
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"^the kernel.*HMC has no model, only a potential.*draws and the model",
+    ):
         nt.to_inference_data(no_model)
 
 
 @pytest.mark.full
 def test_mcmc_must_have_run():
     with pytest.raises(ValueError, match=r"^the MCMC has not.*call mcmc\.run first"):
-        nt.to_inference_data(MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False))
+        nt.to_inference_data(
+            MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False)
+        )
     kernel = HMC(potential_fn=lambda z: z**2, num_steps=1, trajectory_length=None)
     no_model = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
     no_model.run(jax.random.key(0), init_params=jnp.array(0.0))
-    with pytest.raises(ValueError, match=r"^the kernel.*HMC has no model, only a potential.*draws and the model"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the kernel.*HMC has no model, only a potential.*draws and the model",
+    ):
         nt.to_inference_data(no_model)
 
 
@@ -417,7 +493,9 @@ def test_summary(results, kind):
 
 
 # ArviZ 0.23 calls Matplotlib 3.11 in a way that is deprecated there.
-@pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Passing a dict or None as alias_mapping:DeprecationWarning"
+)
 @KINDS
 def test_arviz_plots(results, kind):
     trace = getattr(az, "plot_trace_dist", az.plot_trace)
@@ -431,12 +509,16 @@ def test_arviz_plots(results, kind):
 def test_loo_runs(results, kind):
     with warnings.catch_warnings():
         # ArviZ warns of large Pareto k; with eight data some are, and that is not the subject.
-        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "Estimated shape parameter of Pareto", UserWarning
+        )
         result = az.loo(results[kind], pointwise=True)
     elpd = result.elpd if hasattr(result, "elpd") else result.elpd_loo
     assert result.n_data_points == NUM_DATA
     # Leaving a datum out costs: the in-sample log predictive density is larger.
-    log_lik = np.asarray(results[kind]["log_likelihood"]["y"], np.float64).reshape(-1, NUM_DATA)
+    log_lik = np.asarray(results[kind]["log_likelihood"]["y"], np.float64).reshape(
+        -1, NUM_DATA
+    )
     in_sample = np.log(np.exp(log_lik).mean(0)).sum()
     assert in_sample - 10.0 < elpd < in_sample
 
@@ -449,7 +531,9 @@ def test_arviz_is_imported_when_data_are_made():
 
 def test_the_losses_of_a_run_are_its_trace(online):
     runner, state, losses = online
-    data = nt.to_inference_data(runner, state, X, Y, losses=losses, log_lik=False, num_samples=120)
+    data = nt.to_inference_data(
+        runner, state, X, Y, losses=losses, log_lik=False, num_samples=120
+    )
     variational = group(data, "variational")
     assert variational["loss_expected"].dims == ("round",)
     np.testing.assert_array_equal(variational["loss_at_mean"], losses.at_mean)
@@ -458,12 +542,18 @@ def test_the_losses_of_a_run_are_its_trace(online):
 @pytest.mark.full
 def test_the_losses_of_an_online_run_are_its_trace():
     def model(x, y=None):
-        numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()) * x, 1.0).to_event(1), obs=y)
+        numpyro.sample(
+            "y",
+            dist.Normal(numpyro.sample("theta", dist.Normal()) * x, 1.0).to_event(1),
+            obs=y,
+        )
 
     online = nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
     x, y = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
     state, losses = online.run(jax.random.key(0), x, y)
-    variational = group(nt.to_inference_data(online, state, x, y, losses=losses), "variational")
+    variational = group(
+        nt.to_inference_data(online, state, x, y, losses=losses), "variational"
+    )
     assert variational["loss_expected"].dims == ("round",)
     np.testing.assert_array_equal(variational["loss_at_mean"], losses.at_mean)
 
@@ -495,7 +585,9 @@ def test_the_likelihood_group_has_the_params_of_the_fit(tempered):
     )
     data = nt.to_inference_data(fit, num_samples=5)
     theta = np.asarray(data["posterior"]["theta"], np.float64)[..., None]
-    np.testing.assert_allclose(data["log_likelihood"]["y"], log_normal_density(Y, theta, 4.8), rtol=1e-5)
+    np.testing.assert_allclose(
+        data["log_likelihood"]["y"], log_normal_density(Y, theta, 4.8), rtol=1e-5
+    )
 
 
 @pytest.mark.full
@@ -517,7 +609,10 @@ def subsampled(y):
 def test_a_subsampling_plate_leaves_the_likelihood_group_out(fitted):
     # To draw the rows is a program of its own.
     given = handlers.substitute(subsampled, data={"n": jnp.asarray(np.arange(4))})
-    args, kwargs = ({"theta": np.zeros(5)}, given, np.ones(10)), {"rng_key": jax.random.key(0)}
+    args, kwargs = (
+        ({"theta": np.zeros(5)}, given, np.ones(10)),
+        {"rng_key": jax.random.key(0)},
+    )
     if fitted:
         fit = nt.fit_svi(
             jax.random.key(0),
@@ -529,7 +624,9 @@ def test_a_subsampling_plate_leaves_the_likelihood_group_out(fitted):
             optim=numpyro.optim.Adam(0.05),
         )
         args, kwargs = (fit,), {}
-    with pytest.warns(UserWarning, match=r"^a plate of the.*subsamples.*data, is left out"):
+    with pytest.warns(
+        UserWarning, match=r"^a plate of the.*subsamples.*data, is left out"
+    ):
         data = nt.to_inference_data(*args, **kwargs)
     assert "log_likelihood" not in group_names(data)
     with pytest.raises(ValueError, match="no posterior_predictive group"):
@@ -544,7 +641,11 @@ TARGETS = jnp.array([0.5, 1.0, 2.0, -1.0])
 def shifted(y, discrete=False):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     sd = numpyro.sample("sd", dist.HalfNormal(1.0))
-    shift = numpyro.sample("shift", dist.Categorical(probs=jnp.array([0.3, 0.4, 0.3]))) if discrete else 0
+    shift = (
+        numpyro.sample("shift", dist.Categorical(probs=jnp.array([0.3, 0.4, 0.3])))
+        if discrete
+        else 0
+    )
     loc = numpyro.deterministic("loc", theta + shift)
     with numpyro.plate("n", len(y)):
         numpyro.sample("y", dist.Normal(loc, sd), obs=y)
@@ -563,7 +664,11 @@ KERNELS = {
     "sa": (lambda: SA(half), 1, False),
     "aies": (lambda: AIES(half), 4, False),
     "ess": (lambda: ESS(half), 4, False),
-    "hmcgibbs": (lambda: HMCGibbs(NUTS(half), theta_from_its_prior, ["theta"]), 1, False),
+    "hmcgibbs": (
+        lambda: HMCGibbs(NUTS(half), theta_from_its_prior, ["theta"]),
+        1,
+        False,
+    ),
     "mixedhmc": (lambda: MixedHMC(HMC(half, trajectory_length=1.0)), 2, True),
     "discretehmcgibbs": (lambda: DiscreteHMCGibbs(NUTS(half), modified=True), 2, True),
 }
@@ -571,13 +676,23 @@ FAST_KERNELS = {"nuts", "mixedhmc"}
 
 
 def shifted_log_prob(posterior):
-    loc, sd = (np.asarray(posterior[name], np.float64)[..., None] for name in ("loc", "sd"))
-    return -0.5 * ((np.asarray(TARGETS) - loc) / sd) ** 2 - np.log(sd) - 0.5 * np.log(2.0 * np.pi)
+    loc, sd = (
+        np.asarray(posterior[name], np.float64)[..., None] for name in ("loc", "sd")
+    )
+    return (
+        -0.5 * ((np.asarray(TARGETS) - loc) / sd) ** 2
+        - np.log(sd)
+        - 0.5 * np.log(2.0 * np.pi)
+    )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", [k if k in FAST_KERNELS else pytest.param(k, marks=pytest.mark.slow) for k in KERNELS]
+    "name",
+    [
+        k if k in FAST_KERNELS else pytest.param(k, marks=pytest.mark.slow)
+        for k in KERNELS
+    ],
 )
 def test_every_kernel(name):
     kernel, num_chains, discrete = KERNELS[name]
@@ -595,10 +710,17 @@ def test_every_kernel(name):
         warnings.simplefilter("ignore")
         mcmc.run(jax.random.key(0), TARGETS, discrete=discrete)
     data = nt.to_inference_data(mcmc, posterior_predictive=True)
-    assert set(data["posterior"].data_vars) == {"theta", "sd", "loc", *(["shift"] if discrete else [])}
+    assert set(data["posterior"].data_vars) == {
+        "theta",
+        "sd",
+        "loc",
+        *(["shift"] if discrete else []),
+    }
     assert data["posterior"]["theta"].shape == (num_chains, 10)
     by_hand = shifted_log_prob(data["posterior"])
-    np.testing.assert_allclose(data["log_likelihood"]["y"], by_hand, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        data["log_likelihood"]["y"], by_hand, rtol=1e-4, atol=1e-4
+    )
     assert data["posterior_predictive"]["y"].shape == (num_chains, 10, 4)
     assert data.attrs.items() >= {"alpha": 0.5, "algorithm": name}.items()
 
@@ -608,7 +730,8 @@ def test_a_sampler_may_keep_no_draws_of_a_latent(mcmc):
     field = kept._sample_field
     kept._states = {**kept._states, field: {"eta": kept._states[field]["eta"]}}
     with pytest.warns(
-        UserWarning, match=r"^the draws.*no values of the latent sites \['theta'\].*them, is left out"
+        UserWarning,
+        match=r"^the draws.*no values of the latent sites \['theta'\].*them, is left out",
     ):
         data = nt.to_inference_data(kept)
     assert set(group_names(data)) == {"posterior", "observed_data", "sample_stats"}
@@ -620,8 +743,12 @@ def test_a_sampler_may_keep_no_draws_of_a_latent(mcmc):
 def test_a_sampler_that_enumerates_keeps_no_draws_of_the_latent():
     mcmc = MCMC(NUTS(half), num_warmup=10, num_samples=10, progress_bar=False)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Some algorithms will automatically enumerate", FutureWarning)
-        warnings.filterwarnings("ignore", "Some algorithms will automatically enumerate", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "Some algorithms will automatically enumerate", FutureWarning
+        )
+        warnings.filterwarnings(
+            "ignore", "Some algorithms will automatically enumerate", UserWarning
+        )
         mcmc.run(jax.random.key(0), TARGETS, discrete=True)
     with pytest.warns(UserWarning, match=r"no values of the latent sites \['shift'\]"):
         data = nt.to_inference_data(mcmc)
@@ -668,7 +795,11 @@ FAST_GUIDES = {"AutoGuideList"}
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", [k if k in FAST_GUIDES else pytest.param(k, marks=pytest.mark.slow) for k in GUIDES]
+    "name",
+    [
+        k if k in FAST_GUIDES else pytest.param(k, marks=pytest.mark.slow)
+        for k in GUIDES
+    ],
 )
 def test_every_guide(name):
     with warnings.catch_warnings():
@@ -689,9 +820,13 @@ def test_every_guide(name):
     assert set(posterior.data_vars) == {"theta", "sd", "loc"}
     assert np.all(np.asarray(posterior["sd"]) > 0.0)
     expected = shifted_log_prob(posterior)
-    np.testing.assert_allclose(data["log_likelihood"]["y"], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        data["log_likelihood"]["y"], expected, rtol=1e-4, atol=1e-4
+    )
     assert data["posterior_predictive"]["y"].shape == (1, 20, 4)
-    assert data.attrs.items() >= {"alpha": 0.5, "algorithm": "svi", "guide": name}.items()
+    assert (
+        data.attrs.items() >= {"alpha": 0.5, "algorithm": "svi", "guide": name}.items()
+    )
 
 
 # Draws of any other algorithm.
@@ -700,61 +835,128 @@ NUM_DRAWS = 4000
 
 
 def draws_of(num_chains=None):
-    shape = (NUM_DRAWS,) if num_chains is None else (num_chains, NUM_DRAWS // num_chains)
-    return {"theta": np.random.default_rng(0).normal(size=(*shape, 2)).astype(np.float32)}
+    shape = (
+        (NUM_DRAWS,) if num_chains is None else (num_chains, NUM_DRAWS // num_chains)
+    )
+    return {
+        "theta": np.random.default_rng(0).normal(size=(*shape, 2)).astype(np.float32)
+    }
 
 
 @pytest.mark.parametrize("num_chains", tiered([None, 4], unit=[4]))
 def test_plain_draws(num_chains):
     draws = draws_of(num_chains)
     data = nt.to_inference_data(
-        draws, nt.temper(model, alpha=0.5), X, y=Y, penalty=True, group_by_chain=num_chains is not None
+        draws,
+        nt.temper(model, alpha=0.5),
+        X,
+        y=Y,
+        penalty=True,
+        group_by_chain=num_chains is not None,
     )
     assert set(group_names(data)) == {"posterior", "log_likelihood", "observed_data"}
     np.testing.assert_array_equal(
-        data["posterior"]["theta"], draws["theta"] if num_chains else draws["theta"][None]
+        data["posterior"]["theta"],
+        draws["theta"] if num_chains else draws["theta"][None],
     )
-    np.testing.assert_allclose(data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-3, atol=1e-3
+    )
     assert data.attrs.items() >= {"alpha": 0.5, "algorithm": "draws"}.items()
 
 
 def test_plain_draws_of_discrete_and_deterministic_sites():
-    draws = {"theta": np.zeros(6), "sd": np.ones(6), "shift": np.array([0, 1, 2] * 2), "loc": np.arange(6.0)}
+    draws = {
+        "theta": np.zeros(6),
+        "sd": np.ones(6),
+        "shift": np.array([0, 1, 2] * 2),
+        "loc": np.arange(6.0),
+    }
     data = nt.to_inference_data(draws, half, TARGETS, discrete=True)
     assert data["posterior"]["shift"].dtype.kind == "i"
     # What is given is shown, but the likelihood is that of the latents.
     np.testing.assert_array_equal(data["posterior"]["loc"][0], np.arange(6.0))
     at = {"loc": draws["shift"][None], "sd": draws["sd"][None]}
-    np.testing.assert_allclose(data["log_likelihood"]["y"], shifted_log_prob(at), rtol=1e-5)
+    np.testing.assert_allclose(
+        data["log_likelihood"]["y"], shifted_log_prob(at), rtol=1e-5
+    )
 
 
 def with_param(x):
-    numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), numpyro.param("sd", 1.0)), obs=x)
+    numpyro.sample(
+        "y",
+        dist.Normal(numpyro.sample("theta", dist.Normal()), numpyro.param("sd", 1.0)),
+        obs=x,
+    )
 
 
 @pytest.mark.parametrize(
     ("draws", "of", "options", "message"),
     [
         ({}, model, {}, r"draws must be arrays \(draws, ...\).*of draws, got shapes"),
-        ({"theta": np.ones((5, 2)), "b": np.ones(4)}, model, {}, r"^the draws.*one number of draws.*\(4,\)"),
-        ({"theta": np.ones(5)}, model, {"group_by_chain": True}, r"arrays \(chains, draws, ...\)"),
-        ({"b": np.ones(5)}, model, {}, r"^the draws.*no values of the latent site 'theta'.*of the model"),
-        ({"b": np.ones(5)}, model, {"rng_key": jax.random.key(0)}, "no values of the latent site 'theta'"),
-        ({"theta": np.ones((5, 2)), "b": np.ones(5)}, model, {}, r"hold \['b'\], which are not latent"),
-        ({"theta": np.ones((5, 2)), "y": np.ones((5, 8))}, model, {}, r"hold \['y'\], which are not latent"),
-        ({"theta": np.ones((5, 2))}, model, {"posterior_predictive": True}, "pass an rng_key"),
-        ({"theta": np.ones(5)}, with_param, {}, r"^the model has a.*param 'sd', without a fitted value"),
+        (
+            {"theta": np.ones((5, 2)), "b": np.ones(4)},
+            model,
+            {},
+            r"^the draws.*one number of draws.*\(4,\)",
+        ),
+        (
+            {"theta": np.ones(5)},
+            model,
+            {"group_by_chain": True},
+            r"arrays \(chains, draws, ...\)",
+        ),
+        (
+            {"b": np.ones(5)},
+            model,
+            {},
+            r"^the draws.*no values of the latent site 'theta'.*of the model",
+        ),
+        (
+            {"b": np.ones(5)},
+            model,
+            {"rng_key": jax.random.key(0)},
+            "no values of the latent site 'theta'",
+        ),
+        (
+            {"theta": np.ones((5, 2)), "b": np.ones(5)},
+            model,
+            {},
+            r"hold \['b'\], which are not latent",
+        ),
+        (
+            {"theta": np.ones((5, 2)), "y": np.ones((5, 8))},
+            model,
+            {},
+            r"hold \['y'\], which are not latent",
+        ),
+        (
+            {"theta": np.ones((5, 2))},
+            model,
+            {"posterior_predictive": True},
+            "pass an rng_key",
+        ),
+        (
+            {"theta": np.ones(5)},
+            with_param,
+            {},
+            r"^the model has a.*param 'sd', without a fitted value",
+        ),
     ],
 )
 def test_draws_must_fit_their_model(draws, of, options, message):
     with pytest.raises(ValueError, match=message):
-        nt.to_inference_data(draws, of, X, **({} if of is with_param else {"y": Y}), **options)
+        nt.to_inference_data(
+            draws, of, X, **({} if of is with_param else {"y": Y}), **options
+        )
 
 
 def test_params_of_the_model_can_be_fixed():
     fixed = handlers.substitute(with_param, data={"sd": 2.0})
     data = nt.to_inference_data({"theta": np.zeros(3)}, fixed, 1.0)
-    np.testing.assert_allclose(data["log_likelihood"]["y"], log_normal_density(1.0, 0.0, 2.0), rtol=1e-5)
+    np.testing.assert_allclose(
+        data["log_likelihood"]["y"], log_normal_density(1.0, 0.0, 2.0), rtol=1e-5
+    )
 
 
 # Replicates.
@@ -762,7 +964,13 @@ def test_params_of_the_model_can_be_fixed():
 
 def replicates(draws, of, *args, seed=1, **kwargs):
     data = nt.to_inference_data(
-        draws, of, *args, rng_key=jax.random.key(seed), posterior_predictive=True, log_lik=False, **kwargs
+        draws,
+        of,
+        *args,
+        rng_key=jax.random.key(seed),
+        posterior_predictive=True,
+        log_lik=False,
+        **kwargs,
     )
     return np.asarray(data["posterior_predictive"]["y"], np.float64)[0]
 
@@ -778,7 +986,9 @@ def assert_standard_normal(z):
 @pytest.mark.parametrize("alpha", tiered([0.0, 0.25], unit=[0.25]))
 def test_replicates_are_untempered_and_independent(alpha):
     draws = draws_of()
-    drawn = replicates(draws, nt.temper(handlers.scale(model, 3.0), alpha=alpha), X, Y, penalty=True)
+    drawn = replicates(
+        draws, nt.temper(handlers.scale(model, 3.0), alpha=alpha), X, Y, penalty=True
+    )
     residual = (drawn - draws["theta"] @ X.T) / NOISE_SD
     assert_standard_normal(np.hstack([residual, draws["theta"]]))
 
@@ -786,11 +996,18 @@ def test_replicates_are_untempered_and_independent(alpha):
 @pytest.mark.full
 def test_replicates_share_nothing_with_the_draws_of_a_fit(tempered):
     # Both come from the key of the fit.
-    data = nt.to_inference_data(tempered, num_samples=NUM_DRAWS, posterior_predictive=True, log_lik=False)
+    data = nt.to_inference_data(
+        tempered, num_samples=NUM_DRAWS, posterior_predictive=True, log_lik=False
+    )
     theta = np.asarray(data["posterior"]["theta"], np.float64)[0]
     drawn = np.asarray(data["posterior_predictive"]["y"], np.float64)[0]
-    loc, scale = (np.asarray(tempered.params[f"theta_auto_{k}"], np.float64) for k in ("loc", "scale"))
-    assert_standard_normal(np.hstack([(drawn - theta @ X.T) / NOISE_SD, (theta - loc) / scale]))
+    loc, scale = (
+        np.asarray(tempered.params[f"theta_auto_{k}"], np.float64)
+        for k in ("loc", "scale")
+    )
+    assert_standard_normal(
+        np.hstack([(drawn - theta @ X.T) / NOISE_SD, (theta - loc) / scale])
+    )
 
 
 @pytest.mark.parametrize("kind", tiered(["svi", "online", "mcmc"], unit=["mcmc"]))
@@ -799,7 +1016,12 @@ def test_replicates_of_every_result(tempered, online, mcmc, kind):
     args = {"svi": (tempered,), "online": (runner, state, X, Y), "mcmc": (mcmc,)}[kind]
     kept, again, other = (
         nt.to_inference_data(
-            *args, num_samples=20, log_lik=False, posterior_predictive=True, rng_key=key, dims={"y": ["row"]}
+            *args,
+            num_samples=20,
+            log_lik=False,
+            posterior_predictive=True,
+            rng_key=key,
+            dims={"y": ["row"]},
         )["posterior_predictive"]["y"]
         for key in (None, None, jax.random.key(99))
     )
@@ -815,15 +1037,25 @@ def broadcast(y):
 def vectors(y):
     loc = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     with numpyro.plate("n", 3):
-        numpyro.sample("y", dist.MultivariateNormal(loc, scale_tril=jnp.array([[1.0, 0.0], [2.0, 1.0]])), obs=y)
+        numpyro.sample(
+            "y",
+            dist.MultivariateNormal(
+                loc, scale_tril=jnp.array([[1.0, 0.0], [2.0, 1.0]])
+            ),
+            obs=y,
+        )
 
 
 @pytest.mark.parametrize(
-    ("of", "latent", "shape"), [(broadcast, (), (3,)), (vectors, (2,), (3, 2))], ids=["no plate", "vectors"]
+    ("of", "latent", "shape"),
+    [(broadcast, (), (3,)), (vectors, (2,), (3, 2))],
+    ids=["no plate", "vectors"],
 )
 def test_replicates_have_the_shape_of_the_data(of, latent, shape):
     draws = {"theta": np.zeros((5, *latent), np.float32)}
-    drawn = jax.eval_shape(lambda: replicate(jax.random.key(0), of, draws, (jnp.zeros(shape),), {}))
+    drawn = jax.eval_shape(
+        lambda: replicate(jax.random.key(0), of, draws, (jnp.zeros(shape),), {})
+    )
     assert drawn["y"].shape == (5, *shape)
 
 
@@ -842,9 +1074,18 @@ def test_replicates_of_two_sites_are_independent():
 
     draws = {"theta": np.random.default_rng(0).normal(size=NUM_DRAWS)}
     data = nt.to_inference_data(
-        draws, twice, 0.0, 0.0, rng_key=jax.random.key(1), posterior_predictive=True, log_lik=False
+        draws,
+        twice,
+        0.0,
+        0.0,
+        rng_key=jax.random.key(1),
+        posterior_predictive=True,
+        log_lik=False,
     )
-    drawn = [np.asarray(data["posterior_predictive"][name], np.float64)[0] for name in ("y", "z")]
+    drawn = [
+        np.asarray(data["posterior_predictive"][name], np.float64)[0]
+        for name in ("y", "z")
+    ]
     assert_standard_normal(np.stack(drawn, axis=1) - draws["theta"][:, None])
 
 
@@ -853,7 +1094,9 @@ def test_replicates_of_vectors():
     draws = draws_of()
     drawn = replicates(draws, vectors, jnp.zeros((3, 2))) - draws["theta"][:, None]
     assert drawn.shape == (NUM_DRAWS, 3, 2)
-    assert_standard_normal(np.hstack([drawn[..., 0], drawn[..., 1] - 2.0 * drawn[..., 0]]))
+    assert_standard_normal(
+        np.hstack([drawn[..., 0], drawn[..., 1] - 2.0 * drawn[..., 0]])
+    )
 
 
 def test_replicates_in_a_chain_are_one_step_ahead():
@@ -878,9 +1121,13 @@ def test_what_has_no_sampler_is_named():
             raise NotImplementedError("try another")
 
     def unsampled(y):
-        numpyro.sample("y", Unsampled(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+        numpyro.sample(
+            "y", Unsampled(numpyro.sample("theta", dist.Normal()), 1.0), obs=y
+        )
 
-    with pytest.raises(ValueError, match="site 'y', Unsampled, which cannot be done: try another"):
+    with pytest.raises(
+        ValueError, match="site 'y', Unsampled, which cannot be done: try another"
+    ):
         replicates({"theta": np.zeros(3)}, unsampled, 1.0)
 
 
@@ -896,7 +1143,10 @@ def test_slashes_in_names_become_dots():
 
     draws = {"a/theta": np.zeros(30)}
     data = nt.to_inference_data(
-        draws, handlers.scope(named, prefix="a"), jnp.ones(2), dims={"a/y": ["row"], "a.theta": []}
+        draws,
+        handlers.scope(named, prefix="a"),
+        jnp.ones(2),
+        dims={"a/y": ["row"], "a.theta": []},
     )
     assert list(data["posterior"].data_vars) == ["a.theta"]
     assert data["log_likelihood"]["a.y"].dims == ("chain", "draw", "row")
@@ -905,7 +1155,13 @@ def test_slashes_in_names_become_dots():
 
 def test_scales_beside_alpha_are_an_attribute():
     draws = {"theta": np.zeros((3, 2))}
-    assert "likelihood_scale" not in nt.to_inference_data(draws, nt.temper(model, alpha=0.5), X, Y).attrs
+    assert (
+        "likelihood_scale"
+        not in nt.to_inference_data(draws, nt.temper(model, alpha=0.5), X, Y).attrs
+    )
     scaled = nt.temper(handlers.scale(model, 3.0), alpha=0.5)
     data = nt.to_inference_data(draws, scaled, X, Y)
-    assert (data.attrs["alpha"], json.loads(data.attrs["likelihood_scale"])) == (0.5, {"y": 3.0})
+    assert (data.attrs["alpha"], json.loads(data.attrs["likelihood_scale"])) == (
+        0.5,
+        {"y": 3.0},
+    )

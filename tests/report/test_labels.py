@@ -32,18 +32,31 @@ def regression(x, y):
     with numpyro.plate("covariate", x.shape[1]):
         weights = numpyro.sample("weights", dist.Normal(0.0, 1.0))
     with numpyro.plate("person", x.shape[0]):
-        numpyro.sample("y", dist.Normal(jnp.asarray(x) @ weights, 1.0), obs=jnp.asarray(y))
+        numpyro.sample(
+            "y", dist.Normal(jnp.asarray(x) @ weights, 1.0), obs=jnp.asarray(y)
+        )
 
 
 def named():
-    x = frame().rename_axis(columns="covariate").set_axis([f"p{i}" for i in range(30)]).rename_axis("person")
+    x = (
+        frame()
+        .rename_axis(columns="covariate")
+        .set_axis([f"p{i}" for i in range(30)])
+        .rename_axis("person")
+    )
     return x, pd.Series(np.random.default_rng(1).normal(size=30), x.index, name="y")
 
 
 FITS = {
-    "fit_svi": lambda x, y: nt.to_inference_data(nt.fit_svi(KEY, regression, AutoNormal, x, y)),
-    "fit_gaussian": lambda x, y: nt.to_inference_data(nt.fit_gaussian(KEY, regression, AutoNormal, x, y=y)),
-    "draws": lambda x, y: nt.to_inference_data({"weights": jnp.zeros((4, 3))}, regression, x, y),
+    "fit_svi": lambda x, y: nt.to_inference_data(
+        nt.fit_svi(KEY, regression, AutoNormal, x, y)
+    ),
+    "fit_gaussian": lambda x, y: nt.to_inference_data(
+        nt.fit_gaussian(KEY, regression, AutoNormal, x, y=y)
+    ),
+    "draws": lambda x, y: nt.to_inference_data(
+        {"weights": jnp.zeros((4, 3))}, regression, x, y
+    ),
 }
 
 
@@ -56,7 +69,9 @@ def test_plates_take_the_labels_of_axes_of_their_name(name):
 
 @pytest.mark.full
 def test_a_chosen_alpha_keeps_them():
-    choice = nt.select_alpha(KEY, regression, AutoNormal, *named(), criterion=nt.alpha.magnitude())
+    choice = nt.select_alpha(
+        KEY, regression, AutoNormal, *named(), criterion=nt.alpha.magnitude()
+    )
     assert labels_of(choice.data, "covariate") == COLUMNS
     assert labels_of(nt.to_inference_data(choice), "covariate") == COLUMNS
 
@@ -65,18 +80,24 @@ def test_a_chosen_alpha_keeps_them():
 def test_a_stream_keeps_them():
     online = nt.OnlineVI(regression, nt.guides.AutoOnlineDiagonalNormal)
     state, _ = online.update(online.init(KEY, *named()), *named())
-    assert labels_of(nt.to_inference_data(online, state, *named()), "covariate") == COLUMNS
+    assert (
+        labels_of(nt.to_inference_data(online, state, *named()), "covariate") == COLUMNS
+    )
 
 
 def test_coords_win_and_names_that_do_not_match_are_no_labels():
     x, y = named()
     draws = {"weights": jnp.zeros((4, 3))}
-    given = nt.to_inference_data(draws, regression, x, y, coords={"covariate": ["a", "b", "c"]})
+    given = nt.to_inference_data(
+        draws, regression, x, y, coords={"covariate": ["a", "b", "c"]}
+    )
     assert labels_of(given, "covariate") == ["a", "b", "c"]
     plain = nt.to_inference_data(draws, regression, frame(), y)
     assert labels_of(plain, "covariate") == [0, 1, 2]
     # A name alone is no match: the axis is of another length.
-    other = nt.to_inference_data(draws, regression, x.rename_axis(columns="person"), y.rename_axis("row"))
+    other = nt.to_inference_data(
+        draws, regression, x.rename_axis(columns="person"), y.rename_axis("row")
+    )
     assert labels_of(other, "person", "log_likelihood") == list(range(30))
 
 
@@ -90,8 +111,15 @@ class Moments(NamedTuple):
     mean: np.ndarray
 
     def as_run(self, *data, num_samples=1000, rng_key=None):
-        samples = {"mean": np.tile(self.mean, (1, num_samples, 1)), "covariance": np.ones((1, num_samples, 2, 2))}
-        return nt.Run(None, samples, dims={"mean": ["feature"], "covariance": ["feature", "other_feature"]})
+        samples = {
+            "mean": np.tile(self.mean, (1, num_samples, 1)),
+            "covariance": np.ones((1, num_samples, 2, 2)),
+        }
+        return nt.Run(
+            None,
+            samples,
+            dims={"mean": ["feature"], "covariance": ["feature", "other_feature"]},
+        )
 
 
 OWN = {
@@ -99,7 +127,11 @@ OWN = {
     "mixture": lambda x: (mixture(x, nt.components.known_variance(2)), x),
     "mixture of matrices": lambda x: (mixture(x, nt.components.gaussian(2)), x),
     "pca": lambda x: (nt.ppca.fit(KEY, x, num_factors=1), x),
-    "sparse": lambda x: (nt.sparse.fit_linear(KEY, x, x["age"], inclusion_prob=0.5, slab_scale=1.0), x, x["age"]),
+    "sparse": lambda x: (
+        nt.sparse.fit_linear(KEY, x, x["age"], inclusion_prob=0.5, slab_scale=1.0),
+        x,
+        x["age"],
+    ),
 }
 
 
@@ -116,15 +148,23 @@ def test_features_are_the_columns_of_the_frame(name):
 def test_axes_in_dispute_or_of_several_levels_have_no_labels():
     x, y = named()
     assert set(axis_labels((x, y))) == {"covariate", "person"}
-    assert set(axis_labels((x, y.set_axis(range(30)).rename_axis("person")))) == {"covariate"}
-    levels = pd.MultiIndex.from_product([["a", "b"], range(10)], names=["group", "person"])
+    assert set(axis_labels((x, y.set_axis(range(30)).rename_axis("person")))) == {
+        "covariate"
+    }
+    levels = pd.MultiIndex.from_product(
+        [["a", "b"], range(10)], names=["group", "person"]
+    )
     assert axis_labels(pd.Series(np.zeros(20), index=levels)) == {}
     assert column_labels(pd.DataFrame(np.zeros((2, 3)))) is None
     assert column_labels((np.zeros(3), y)) is None
 
 
 def test_labels_are_numbers_dates_or_text():
-    array = xr.DataArray(np.zeros(2), dims="day", coords={"day": pd.to_datetime(["2024-01-01", "2024-01-02"])})
+    array = xr.DataArray(
+        np.zeros(2),
+        dims="day",
+        coords={"day": pd.to_datetime(["2024-01-01", "2024-01-02"])},
+    )
     assert axis_labels({"x": array})["day"].dtype.kind == "M"
     bins = pd.Series([1, 2], index=pd.interval_range(0, 2, name="bin"))
     assert axis_labels([bins])["bin"].tolist() == ["(0, 1]", "(1, 2]"]

@@ -34,13 +34,23 @@ def schools(sigma, y=None):
 @pytest.fixture(scope="module")
 def draws():
     rng = np.random.default_rng(0)
-    return {"mu": rng.normal(size=6), "log_tau": rng.normal(size=6), "z": rng.normal(size=(6, 8))}
+    return {
+        "mu": rng.normal(size=6),
+        "log_tau": rng.normal(size=6),
+        "z": rng.normal(size=(6, 8)),
+    }
 
 
 @pytest.fixture(scope="module")
 def data(draws):
     return nt.to_inference_data(
-        draws, schools, SIGMA, Y, rng_key=KEY, posterior_predictive=True, coords={"school": NAMES}
+        draws,
+        schools,
+        SIGMA,
+        Y,
+        rng_key=KEY,
+        posterior_predictive=True,
+        coords={"school": NAMES},
     )
 
 
@@ -53,7 +63,12 @@ def test_deterministic_sites_follow_from_the_draws(data, draws):
 
 
 def test_plates_are_dims(data):
-    for group in ("posterior", "log_likelihood", "posterior_predictive", "observed_data"):
+    for group in (
+        "posterior",
+        "log_likelihood",
+        "posterior_predictive",
+        "observed_data",
+    ):
         variables = {"posterior": ("z", "theta")}.get(group, ("y",))
         for name in variables:
             assert data[group][name].dims[-1] == "school"
@@ -64,7 +79,9 @@ def test_plates_are_dims(data):
 
 def test_dims_of_the_user_win(draws):
     dims = {"y": ["datum"], "theta": ["unit"]}
-    data = nt.to_inference_data(draws, schools, SIGMA, Y, dims=dims, coords={"datum": NAMES})
+    data = nt.to_inference_data(
+        draws, schools, SIGMA, Y, dims=dims, coords={"datum": NAMES}
+    )
     assert data["posterior"]["theta"].dims == ("chain", "draw", "unit")
     assert data["posterior"]["z"].dims == ("chain", "draw", "school")
     assert data["log_likelihood"]["y"].dims == ("chain", "draw", "datum")
@@ -98,7 +115,10 @@ def named(dims, **shapes):
     with numpyro.handlers.seed(rng_seed=0):
         trace = get_trace(two_plates, (np.zeros((3, 2)),), {})
     return plate_dims(
-        trace, {k: np.shape(trace[k]["value"]) for k in trace if trace[k]["type"] != "plate"} | shapes, dims
+        trace,
+        {k: np.shape(trace[k]["value"]) for k in trace if trace[k]["type"] != "plate"}
+        | shapes,
+        dims,
     )
 
 
@@ -140,24 +160,43 @@ def test_a_subsample_has_no_deterministic_sites_of_its_rows():
             numpyro.sample("y", dist.Normal(theta, 1.0), obs=y[rows])
 
     draws = {"theta": np.linspace(0.0, 1.0, 5)}
-    data = nt.to_inference_data(draws, numpyro.handlers.seed(half, KEY), jnp.asarray(Y), log_lik=False)
+    data = nt.to_inference_data(
+        draws, numpyro.handlers.seed(half, KEY), jnp.asarray(Y), log_lik=False
+    )
     assert set(data["posterior"].data_vars) == {"theta", "double"}
 
 
 def fit_quickly(model, *args, **kwargs):
     return nt.fit_svi(
-        KEY, model, AutoNormal, *args, num_steps=20, num_particles=2, optim=numpyro.optim.Adam(0.05), **kwargs
+        KEY,
+        model,
+        AutoNormal,
+        *args,
+        num_steps=20,
+        num_particles=2,
+        optim=numpyro.optim.Adam(0.05),
+        **kwargs,
     )
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore:the fit ended after", "ignore:the ELBO that was maximised")
+@pytest.mark.filterwarnings(
+    "ignore:the fit ended after", "ignore:the ELBO that was maximised"
+)
 @pytest.mark.parametrize("kind", ["svi", "gaussian", "online", "mcmc"])
 def test_every_algorithm_has_the_same_posterior_group(kind):
     if kind == "svi":
         data = nt.to_inference_data(fit_quickly(schools, SIGMA, Y), num_samples=5)
     elif kind == "gaussian":
-        fit = nt.fit_gaussian(KEY, schools, AutoMultivariateNormal, SIGMA, Y, max_evaluations=5, num_particles=2)
+        fit = nt.fit_gaussian(
+            KEY,
+            schools,
+            AutoMultivariateNormal,
+            SIGMA,
+            Y,
+            max_evaluations=5,
+            num_particles=2,
+        )
         data = nt.to_inference_data(fit, num_samples=5)
     elif kind == "online":
         online = nt.OnlineVI(schools, nt.guides.AutoOnlineDiagonalNormal)
@@ -191,21 +230,31 @@ def test_compare_names_dims_of_any_model():
         with numpyro.plate("school", 8):
             numpyro.sample("y", dist.Normal(mu, sigma), obs=y)
 
-    fits = {"one": fit_quickly(one_mean, SIGMA, Y), "eight": fit_quickly(schools, SIGMA, Y)}
+    fits = {
+        "one": fit_quickly(one_mean, SIGMA, Y),
+        "eight": fit_quickly(schools, SIGMA, Y),
+    }
     dims = {"theta": ["unit"], "mu": [], "y": ["unit"]}
     for winner in fits:
         order = {name: -0.1 if name == winner else -500.0 for name in fits}
         given = dims if winner == "eight" else {**dims, "mu": ["all"]}
-        result = nt.compare(fits, order, num_samples=5, dims=given, coords={"unit": NAMES})
+        result = nt.compare(
+            fits, order, num_samples=5, dims=given, coords={"unit": NAMES}
+        )
         assert result.attrs["selected"] == winner
         assert list(result["observed_data"]["unit"].values) == NAMES
-    with pytest.raises(ValueError, match=r"dims names \['thta'\], which are not among the variables of any fit"):
+    with pytest.raises(
+        ValueError,
+        match=r"dims names \['thta'\], which are not among the variables of any fit",
+    ):
         nt.compare(fits, num_samples=5, dims={"thta": ["unit"]})
 
 
 @pytest.mark.full
 def test_a_path_has_the_plates():
-    path = nt.temper_path(KEY, schools, AutoNormal, SIGMA, Y, alphas=[0.5, 1.0], num_samples=4)
+    path = nt.temper_path(
+        KEY, schools, AutoNormal, SIGMA, Y, alphas=[0.5, 1.0], num_samples=4
+    )
     assert path["posterior"]["z"].dims == ("chain", "draw", "alpha", "school")
     assert path["observed_data"]["y"].dims == ("school",)
 
@@ -222,7 +271,9 @@ def test_the_time_of_a_scan_is_no_plate():
         scan(step, jnp.zeros(2), y)
 
     # As many steps as the plate is large.
-    data = nt.to_inference_data({"z": jnp.zeros((1, 2, 2))}, model, jnp.zeros((2, 2)), log_lik=False)
+    data = nt.to_inference_data(
+        {"z": jnp.zeros((1, 2, 2))}, model, jnp.zeros((2, 2)), log_lik=False
+    )
     assert data["posterior"]["z"].dims[2:] == ("z_dim_0", "group")
     assert data["posterior"]["twice"].dims[2:] == ("twice_dim_0", "twice_dim_1")
 
@@ -236,6 +287,8 @@ def test_a_reduction_over_one_of_two_equal_plates_has_no_name():
             numpyro.deterministic("pair", (v, v))
             numpyro.sample("y", dist.Normal(v, 1.0), obs=y)
 
-    data = nt.to_inference_data({"v": jnp.zeros((1, 2, 2))}, model, jnp.zeros((2, 2)), log_lik=False)
+    data = nt.to_inference_data(
+        {"v": jnp.zeros((1, 2, 2))}, model, jnp.zeros((2, 2)), log_lik=False
+    )
     assert data["posterior"]["mean"].dims[2:] == ("mean_dim_0",)
     assert set(data["posterior"].data_vars) == {"v", "mean"}

@@ -54,13 +54,17 @@ def online():
 
 
 def choice(method, num_samples=20):
-    fixed = nt.alpha.Criterion("fixed", "none", None, lambda *_: nt.alpha.Verdict(ALPHA, {}, {}, "As told."))
+    fixed = nt.alpha.Criterion(
+        "fixed", "none", None, lambda *_: nt.alpha.Verdict(ALPHA, {}, {}, "As told.")
+    )
     options = {"criterion": fixed, "alphas": [ALPHA, 1.0], "num_samples": num_samples}
     return nt.select_alpha(KEY, model, method, X, Y, num_warmup=200, **options)
 
 
 def mixture(fitted=nt.mixtures.fit, x=ROWS, **options):
-    return fitted(KEY, x, COMPONENT, num_components=2, alpha=ALPHA, num_restarts=2, **options)
+    return fitted(
+        KEY, x, COMPONENT, num_components=2, alpha=ALPHA, num_restarts=2, **options
+    )
 
 
 def factors(x, alpha=ALPHA):
@@ -68,12 +72,16 @@ def factors(x, alpha=ALPHA):
 
 
 def linear(y):
-    return nt.sparse.fit_linear(KEY, X, y, **SLAB, noise_prior=(2.0, 1.0), intercept_scale=1.0, alpha=ALPHA)
+    return nt.sparse.fit_linear(
+        KEY, X, y, **SLAB, noise_prior=(2.0, 1.0), intercept_scale=1.0, alpha=ALPHA
+    )
 
 
 def descent():
     prior = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
-    return nt.descent.minimise(nt.descent.objective(nt.expectations.squared(), prior, X, Y, alpha=ALPHA), prior)
+    return nt.descent.minimise(
+        nt.descent.objective(nt.expectations.squared(), prior, X, Y, alpha=ALPHA), prior
+    )
 
 
 def rounds():
@@ -92,7 +100,9 @@ def of_normal(draws, x, y):
 def of_linear(draws, x, y):
     eta = draws["coef"] @ (x - x.mean(axis=0) if "intercept" in draws else x).T
     eta = eta + draws["intercept"][:, None] if "intercept" in draws else eta
-    scale = draws["noise_precision"][:, None] ** -0.5 if "noise_precision" in draws else 0.5
+    scale = (
+        draws["noise_precision"][:, None] ** -0.5 if "noise_precision" in draws else 0.5
+    )
     return stats.norm.logpdf(y, eta, scale)
 
 
@@ -105,12 +115,21 @@ def of_ppca(draws, x):
     def row(loc, cov, value):
         seen = ~np.isnan(value)
         return (
-            stats.multivariate_normal.logpdf(value[seen], loc[seen], cov[np.ix_(seen, seen)]) if any(seen) else 0
+            stats.multivariate_normal.logpdf(
+                value[seen], loc[seen], cov[np.ix_(seen, seen)]
+            )
+            if any(seen)
+            else 0
         )
 
     noise = np.eye(2) / draws["noise_precision"][:, None, None]
     covs = draws["loadings"] @ np.swapaxes(draws["loadings"], 1, 2) + noise
-    return np.array([[row(m, cov, value) for value in x] for m, cov in zip(draws["mean"], covs, strict=True)])
+    return np.array(
+        [
+            [row(m, cov, value) for value in x]
+            for m, cov in zip(draws["mean"], covs, strict=True)
+        ]
+    )
 
 
 def of_mixture(draws, x):
@@ -136,22 +155,35 @@ def elbo_of_fit(result):
 
 
 CASES = {
-    "TemperedFit": Case(svi, log_lik=of_normal, elbo=elbo_of_fit, converged=lambda fit: fit.converged),
+    "TemperedFit": Case(
+        svi, log_lik=of_normal, elbo=elbo_of_fit, converged=lambda fit: fit.converged
+    ),
     "TemperedFit, fit_gaussian": Case(
-        lambda: nt.fit_gaussian(KEY, model, AutoMultivariateNormal, X, Y, alpha=ALPHA, num_particles=20),
+        lambda: nt.fit_gaussian(
+            KEY, model, AutoMultivariateNormal, X, Y, alpha=ALPHA, num_particles=20
+        ),
         log_lik=of_normal,
         elbo=elbo_of_fit,
         converged=lambda fit: fit.convergence.converged,
     ),
     "TemperedFit, round_and_refit": Case(
-        lambda: nt.round_and_refit(KEY, svi(sparse_model, nt.guides.AutoSpikeAndSlab), num_steps=50),
+        lambda: nt.round_and_refit(
+            KEY, svi(sparse_model, nt.guides.AutoSpikeAndSlab), num_steps=50
+        ),
         log_lik=of_normal,
         elbo=elbo_of_fit,
     ),
     "OnlineVI": Case(online, ("state", X, Y), of_normal),
-    "OnlineVIState": Case(lambda: online().run(KEY, X, Y)[0], ("online", X, Y), of_normal),
+    "OnlineVIState": Case(
+        lambda: online().run(KEY, X, Y)[0], ("online", X, Y), of_normal
+    ),
     "ppca.PPCAFit": Case(
-        lambda: factors(HOLES), (HOLES,), of_ppca, lambda fit: fit.elbo, lambda fit: fit.converged, site="x"
+        lambda: factors(HOLES),
+        (HOLES,),
+        of_ppca,
+        lambda fit: fit.elbo,
+        lambda fit: fit.converged,
+        site="x",
     ),
     "ppca.FactorSelection": Case(
         lambda: nt.ppca.select_num_factors(KEY, ROWS, [0, 1], alpha=ALPHA),
@@ -169,7 +201,11 @@ CASES = {
         lambda fit: fit.converged,
     ),
     "sparse.LinearFit, noise and intercept": Case(
-        lambda: linear(Y), (X, Y), of_linear, lambda fit: fit.elbo, lambda fit: fit.converged
+        lambda: linear(Y),
+        (X, Y),
+        of_linear,
+        lambda fit: fit.elbo,
+        lambda fit: fit.converged,
     ),
     "sparse.LogisticFit": Case(
         lambda: nt.sparse.fit_logistic(KEY, X, CLASSES, **SLAB, alpha=ALPHA),
@@ -179,7 +215,12 @@ CASES = {
         lambda fit: fit.converged,
     ),
     "mixtures.MixtureFit": Case(
-        mixture, (ROWS,), of_mixture, lambda fit: fit.bound.value, lambda fit: fit.converged, site="x"
+        mixture,
+        (ROWS,),
+        of_mixture,
+        lambda fit: fit.bound.value,
+        lambda fit: fit.converged,
+        site="x",
     ),
     "mixtures.MixtureFit, fit_chunks": Case(
         lambda: mixture(nt.mixtures.fit_chunks, lambda: iter([ROWS[:12], ROWS[12:]])),
@@ -190,7 +231,9 @@ CASES = {
         site="x",
     ),
     "mixtures.MixtureFit, fit_stochastic": Case(
-        lambda: mixture(nt.mixtures.fit_stochastic, lambda: iter([ROWS]), batch_size=12),
+        lambda: mixture(
+            nt.mixtures.fit_stochastic, lambda: iter([ROWS]), batch_size=12
+        ),
         (ROWS,),
         of_mixture,
         lambda fit: fit.bound.value,
@@ -199,7 +242,13 @@ CASES = {
     ),
     "mixtures.ComponentSelection": Case(
         lambda: nt.mixtures.select_num_components(
-            KEY, ROWS, COMPONENT, num_components=[1, 2], alpha=ALPHA, baselines=False, num_restarts=2
+            KEY,
+            ROWS,
+            COMPONENT,
+            num_components=[1, 2],
+            alpha=ALPHA,
+            baselines=False,
+            num_restarts=2,
         ),
         (ROWS,),
         of_mixture,
@@ -213,18 +262,30 @@ CASES = {
         elbo=lambda choice: choice.fit.elbo.value,
         converged=lambda choice: choice.fit.converged,
     ),
-    "alpha.AlphaChoice, MCMC": Case(lambda: choice(NUTS, 300), log_lik=of_normal, num_draws=300),
+    "alpha.AlphaChoice, MCMC": Case(
+        lambda: choice(NUTS, 300), log_lik=of_normal, num_draws=300
+    ),
     "alpha.AlphaChoice, online": Case(
-        lambda: choice(lambda of: nt.OnlineVI(of, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())),
+        lambda: choice(
+            lambda of: nt.OnlineVI(
+                of, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi()
+            )
+        ),
         ("online", X, Y),
         of_normal,
     ),
     "descent.Result": Case(
-        descent, elbo=lambda result: result.elbo, converged=lambda result: result.converged, alpha=None
+        descent,
+        elbo=lambda result: result.elbo,
+        converged=lambda result: result.converged,
+        alpha=None,
     ),
 }
 CASES["online.PartitionedRun"] = Case(
-    rounds, elbo=lambda result: result.elbo[-1], converged=lambda result: result.converged, alpha=None
+    rounds,
+    elbo=lambda result: result.elbo[-1],
+    converged=lambda result: result.converged,
+    alpha=None,
 )
 UNIT = [
     "OnlineVIState",
@@ -260,7 +321,11 @@ def public_classes():
         value = getattr(nt, name)
         inner = vars(value).items() if inspect.ismodule(value) else [(None, value)]
         for key, each in inner:
-            if inspect.isclass(each) and each.__module__.startswith("numpyro_tempered") and key != "Run":
+            if (
+                inspect.isclass(each)
+                and each.__module__.startswith("numpyro_tempered")
+                and key != "Run"
+            ):
                 yield (f"{name}.{key}" if key else name), each
 
 
@@ -287,15 +352,24 @@ def test_draws_come_by_chain_and_draw(name):
 
 def test_draws_of_pca_have_the_moments_of_its_precisions():
     fit, num = made("ppca.PPCAFit"), 4000
-    posterior = group(nt.to_inference_data(fit, HOLES, rng_key=KEY, num_samples=num), "posterior")
-    for name, shape in (("loading_precision", fit.ard_shape), ("noise_precision", fit.noise_shape)):
+    posterior = group(
+        nt.to_inference_data(fit, HOLES, rng_key=KEY, num_samples=num), "posterior"
+    )
+    for name, shape in (
+        ("loading_precision", fit.ard_shape),
+        ("noise_precision", fit.noise_shape),
+    ):
         draws = np.asarray(posterior[name], np.float64)[0]
         mean = np.asarray(getattr(fit.posterior, name), np.float64)
         # Of a Gamma factor the standard deviation is the mean over the root of the shape, and the excess kurtosis
         # six over the shape.
-        np.testing.assert_allclose(draws.mean(axis=0), mean, rtol=5 / np.sqrt(shape * num))
+        np.testing.assert_allclose(
+            draws.mean(axis=0), mean, rtol=5 / np.sqrt(shape * num)
+        )
         error = 0.5 * np.sqrt((2 + 6 / shape) / num)
-        np.testing.assert_allclose(draws.std(axis=0), mean / np.sqrt(shape), rtol=5 * error)
+        np.testing.assert_allclose(
+            draws.std(axis=0), mean / np.sqrt(shape), rtol=5 * error
+        )
 
 
 @pytest.mark.parametrize(
@@ -307,8 +381,15 @@ def test_draws_of_pca_have_the_moments_of_its_precisions():
 )
 def test_the_log_likelihood_is_that_of_the_model_at_the_draws(name):
     data, case = as_data(name), CASES[name]
-    draws = {k: np.asarray(v, np.float64)[0] for k, v in group(data, "posterior").data_vars.items()}
-    arguments = case.data[1:] if case.data and isinstance(case.data[0], str) else case.data or (X, Y)
+    draws = {
+        k: np.asarray(v, np.float64)[0]
+        for k, v in group(data, "posterior").data_vars.items()
+    }
+    arguments = (
+        case.data[1:]
+        if case.data and isinstance(case.data[0], str)
+        else case.data or (X, Y)
+    )
     expected = case.log_lik(draws, *arguments)
     log_lik = group(data, "log_likelihood")[case.site]
     assert log_lik.dims[:2] == ("chain", "draw")
@@ -333,13 +414,18 @@ def test_attributes_say_what_the_result_knows(name):
 
 
 def test_the_same_key_makes_the_same_draws():
-    again = nt.to_inference_data(made("ppca.PPCAFit"), HOLES, rng_key=KEY, num_samples=S)
+    again = nt.to_inference_data(
+        made("ppca.PPCAFit"), HOLES, rng_key=KEY, num_samples=S
+    )
     for name, values in group(as_data("ppca.PPCAFit"), "posterior").data_vars.items():
         np.testing.assert_array_equal(group(again, "posterior")[name], values)
 
 
 def test_dimensions_have_names():
-    dims = {name: variable.dims[2:] for name, variable in group(as_data("ppca.PPCAFit"), "posterior").items()}
+    dims = {
+        name: variable.dims[2:]
+        for name, variable in group(as_data("ppca.PPCAFit"), "posterior").items()
+    }
     assert dims == {
         "mean": ("feature",),
         "loadings": ("feature", "factor"),
@@ -349,21 +435,34 @@ def test_dimensions_have_names():
     sparse = as_data("sparse.LinearFit, noise and intercept")
     assert group(sparse, "posterior")["coef"].dims == ("chain", "draw", "feature")
     assert group(sparse, "variational")["inclusion_probs"].dims == ("feature",)
-    assert group(as_data("descent.Result"), "posterior")["theta"].dims == ("chain", "draw", "coordinate")
+    assert group(as_data("descent.Result"), "posterior")["theta"].dims == (
+        "chain",
+        "draw",
+        "coordinate",
+    )
 
 
 @pytest.mark.full
 def test_a_path_is_arviz_data_already():
-    path = nt.temper_path(KEY, model, AutoNormal, X, Y, alphas=[0.0, ALPHA], num_samples=S)
+    path = nt.temper_path(
+        KEY, model, AutoNormal, X, Y, alphas=[0.0, ALPHA], num_samples=S
+    )
     assert "posterior" in group_names(path)
 
 
-@pytest.mark.parametrize("name", ["ppca.PPCAFit", "sparse.LinearFit, noise and intercept", "mixtures.MixtureFit"])
+@pytest.mark.parametrize(
+    "name",
+    ["ppca.PPCAFit", "sparse.LinearFit, noise and intercept", "mixtures.MixtureFit"],
+)
 def test_data_and_key_are_asked_for(name):
     result = made(name)
-    with pytest.raises(ValueError, match=r"is to_inference_data\(fit, .*rng_key=key\).*to, and a key"):
+    with pytest.raises(
+        ValueError, match=r"is to_inference_data\(fit, .*rng_key=key\).*to, and a key"
+    ):
         nt.to_inference_data(result, rng_key=KEY)
-    with pytest.raises(ValueError, match=r"is to_inference_data\(fit, .*rng_key=key\).*to, and a key"):
+    with pytest.raises(
+        ValueError, match=r"is to_inference_data\(fit, .*rng_key=key\).*to, and a key"
+    ):
         nt.to_inference_data(result, *CASES[name].data)
 
 
@@ -373,13 +472,21 @@ def test_what_a_result_cannot_give_is_refused():
         nt.to_inference_data(em, ROWS, rng_key=KEY)
     with pytest.raises(TypeError, match=r"fits\['em'\] is a MixtureEM.*has no ELBO"):
         nt.compare({"em": em})
-    with pytest.raises(ValueError, match=r"^this result has.*no model of data.*there can be no"):
-        nt.to_inference_data(made("descent.Result"), rng_key=KEY, posterior_predictive=True)
+    with pytest.raises(
+        ValueError, match=r"^this result has.*no model of data.*there can be no"
+    ):
+        nt.to_inference_data(
+            made("descent.Result"), rng_key=KEY, posterior_predictive=True
+        )
     with pytest.raises(ValueError, match=r"a Result is to_inference_data.*a key alone"):
         nt.to_inference_data(made("descent.Result"))
-    with pytest.raises(ValueError, match=r"a state is to_inference_data.*run, then its data"):
+    with pytest.raises(
+        ValueError, match=r"a state is to_inference_data.*run, then its data"
+    ):
         nt.to_inference_data(made("OnlineVIState"), X, Y)
-    with pytest.raises(ValueError, match=r"^this fit has no.*num_samples >= 2.*draws for it"):
+    with pytest.raises(
+        ValueError, match=r"^this fit has no.*num_samples >= 2.*draws for it"
+    ):
         nt.compare({"fit": mixture(num_samples=0)})
 
 
@@ -390,13 +497,22 @@ class Mine(NamedTuple):
 
     def as_run(self, *data, num_samples=1000, rng_key=None):
         draws = self.loc + 0.1 * jax.random.normal(rng_key, (1, num_samples, 2))
-        return nt.Run(nt.temper(model, alpha=ALPHA), {"theta": draws}, data, attrs={"algorithm": "mine"})
+        return nt.Run(
+            nt.temper(model, alpha=ALPHA),
+            {"theta": draws},
+            data,
+            attrs={"algorithm": "mine"},
+        )
 
 
 def test_a_result_of_a_users_own_is_taken():
-    data = nt.to_inference_data(Mine(np.array([0.0, 2.0])), X, Y, rng_key=KEY, num_samples=S)
+    data = nt.to_inference_data(
+        Mine(np.array([0.0, 2.0])), X, Y, rng_key=KEY, num_samples=S
+    )
     draws = {"theta": np.asarray(group(data, "posterior")["theta"])[0]}
-    np.testing.assert_allclose(group(data, "log_likelihood")["y"][0], of_normal(draws, X, Y), rtol=1e-4)
+    np.testing.assert_allclose(
+        group(data, "log_likelihood")["y"][0], of_normal(draws, X, Y), rtol=1e-4
+    )
     assert (data.attrs["algorithm"], data.attrs["alpha"]) == ("mine", ALPHA)
 
 
@@ -410,7 +526,9 @@ def test_the_fits_of_a_selection_are_compared():
     assert group_names(data) == ["model_comparison"]
     assert data.attrs["selected"] == selection.num_components
     own = nt.table(selection)
-    np.testing.assert_allclose(nt.table(data).sort_index()[["elbo", "kl"]], own[["elbo", "kl"]])
+    np.testing.assert_allclose(
+        nt.table(data).sort_index()[["elbo", "kl"]], own[["elbo", "kl"]]
+    )
     factors = made("ppca.FactorSelection")
     table = nt.table(nt.compare(factors.fits)).sort_index()
     np.testing.assert_array_equal(table["elbo"], factors.elbo)
@@ -421,7 +539,9 @@ def test_the_fits_of_a_selection_are_compared():
 def test_with_data_and_key_the_selected_fit_is_drawn():
     factors = made("ppca.FactorSelection")
     data = nt.compare(factors.fits, data=(ROWS,), rng_key=KEY, num_samples=S)
-    assert {"model_comparison", "posterior", "log_likelihood", "observed_data"} <= set(group_names(data))
+    assert {"model_comparison", "posterior", "log_likelihood", "observed_data"} <= set(
+        group_names(data)
+    )
     assert group(data, "posterior").sizes["draw"] == S
     with pytest.raises(ValueError, match="rng_key=key"):
         nt.compare(factors.fits, data=(ROWS,))
@@ -438,18 +558,30 @@ def test_fits_of_different_algorithms_are_compared():
     assert set(table.index) == set(fits)
     for name, fit in fits.items():
         assert table.loc[name, "elbo"] == pytest.approx(fit.as_elbo().value)
-    rows = {"ppca": nt.ppca.fit(KEY, ROWS, num_factors=1, alpha=ALPHA), "mixture": made("mixtures.MixtureFit")}
+    rows = {
+        "ppca": nt.ppca.fit(KEY, ROWS, num_factors=1, alpha=ALPHA),
+        "mixture": made("mixtures.MixtureFit"),
+    }
     assert nt.compare(rows).attrs["selected"] in rows
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: factors(HOLES, 1.0), r"alpha 0.5 and fits.'two'. 1.0.*fit at one alpha"),
+        (
+            lambda: factors(HOLES, 1.0),
+            r"alpha 0.5 and fits.'two'. 1.0.*fit at one alpha",
+        ),
         (lambda: factors(HOLES + 1.0), r"column means differ.*of the same data"),
-        (lambda: factors(np.where(np.arange(N)[:, None] == 1, np.nan, HOLES)), "differ"),
+        (
+            lambda: factors(np.where(np.arange(N)[:, None] == 1, np.nan, HOLES)),
+            "differ",
+        ),
         (lambda: mixture(x=ROWS - 1.0), "differ"),
-        (lambda: made("sparse.LinearFit, noise and intercept"), "number of observed values differ"),
+        (
+            lambda: made("sparse.LinearFit, noise and intercept"),
+            "number of observed values differ",
+        ),
     ],
 )
 def test_fits_of_other_data_are_refused(other, message):
@@ -459,29 +591,46 @@ def test_fits_of_other_data_are_refused(other, message):
 
 def test_sparse_fits_of_other_targets_are_refused():
     with pytest.raises(
-        ValueError, match=r"mean and root mean square of the observed values differ.*the same data"
+        ValueError,
+        match=r"mean and root mean square of the observed values differ.*the same data",
     ):
-        nt.compare({"one": made("sparse.LinearFit, noise and intercept"), "two": linear(Y + 0.5)})
+        nt.compare(
+            {
+                "one": made("sparse.LinearFit, noise and intercept"),
+                "two": linear(Y + 0.5),
+            }
+        )
 
 
 @pytest.mark.full
 def test_data_that_cannot_be_compared_give_a_warning():
     counts = nt.mixtures.fit(
-        KEY, np.arange(20) % 4, nt.components.poisson(1), num_components=1, alpha=ALPHA, num_restarts=1
+        KEY,
+        np.arange(20) % 4,
+        nt.components.poisson(1),
+        num_components=1,
+        alpha=ALPHA,
+        num_restarts=1,
     )
     with pytest.warns(UserWarning, match="is not checked"):
         nt.compare({"one": counts, "two": made("sparse.LinearFit")})
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["sparse.LinearFit, noise and intercept", "ppca.PPCAFit"])
+@pytest.mark.parametrize(
+    "name", ["sparse.LinearFit, noise and intercept", "ppca.PPCAFit"]
+)
 def test_the_kl_is_that_of_draws(name):
     """KL(q, prior) by Monte Carlo: the ELBO's other part is the expected log-likelihood."""
     result, case = made(name), CASES[name]
     data = nt.to_inference_data(result, *case.data, rng_key=KEY, num_samples=2000)
-    log_lik = group(data, "log_likelihood")[case.site].sum(group(data, "log_likelihood")[case.site].dims[2:])
+    log_lik = group(data, "log_likelihood")[case.site].sum(
+        group(data, "log_likelihood")[case.site].dims[2:]
+    )
     elbo, se = result.as_elbo(), float(log_lik.std()) / np.sqrt(2000)
-    assert elbo.value == pytest.approx(ALPHA * elbo.expected_log_lik - elbo.kl, rel=1e-5)
+    assert elbo.value == pytest.approx(
+        ALPHA * elbo.expected_log_lik - elbo.kl, rel=1e-5
+    )
     if name == "ppca.PPCAFit":
         # The bound on the log-likelihood that q(z) gives is below it.
         assert float(log_lik.mean()) - elbo.expected_log_lik > -5.0 * se
@@ -491,9 +640,11 @@ def test_the_kl_is_that_of_draws(name):
 
 @pytest.mark.full
 def test_a_batch_of_fits_is_refused():
-    fits = jax.vmap(lambda alpha: nt.sparse.fit_linear(KEY, X, Y, **SLAB, noise_scale=0.5, alpha=alpha))(
-        jnp.array([0.5, 1.0])
-    )
+    fits = jax.vmap(
+        lambda alpha: nt.sparse.fit_linear(
+            KEY, X, Y, **SLAB, noise_scale=0.5, alpha=alpha
+        )
+    )(jnp.array([0.5, 1.0]))
     with pytest.raises(ValueError, match="a batch of fits"):
         nt.compare({"batch": fits})
     one = jax.tree.map(lambda leaf: leaf[0], fits)

@@ -18,7 +18,11 @@ from numpyro_tempered.infer.fixed_steps import (
     late_fall,
 )
 from numpyro_tempered.select.alpha.base import Plan, Query, Task
-from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, check_converged
+from numpyro_tempered.select.alpha.guides import (
+    GuideOptions,
+    build_settler,
+    check_converged,
+)
 from numpyro_tempered.select.alpha.model_data import build_method, check_alphas
 from numpyro_tempered.select.alpha.report import insert_row
 
@@ -37,7 +41,9 @@ def conjugate(y):
 def test_the_default_step_size_is_full_for_three_fifths_of_the_steps():
     losses = np.arange(10, dtype=np.float32)
     np.testing.assert_array_equal(full_size_steps(losses, None), np.arange(6.0))
-    np.testing.assert_array_equal(full_size_steps(losses, "an optimiser"), np.arange(10.0))
+    np.testing.assert_array_equal(
+        full_size_steps(losses, "an optimiser"), np.arange(10.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,10 @@ def test_an_online_rule_is_a_method_only_where_it_is_expected():
         return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
 
     assert isinstance(build_method(online, conjugate, online=True), nt.OnlineVI)
-    with pytest.raises(TypeError, match=r"method returned OnlineVI, not a guide or kernel.*as `lambda model"):
+    with pytest.raises(
+        TypeError,
+        match=r"method returned OnlineVI, not a guide or kernel.*as `lambda model",
+    ):
         build_method(online, conjugate)
 
 
@@ -80,7 +89,9 @@ def settled(method, options=OPTIONS, y=Y):
 def by_hand(model):
     def guide(y):
         loc = numpyro.param("theta_auto_loc", 0.0)
-        scale = numpyro.param("theta_auto_scale", 1.0, constraint=dist.constraints.positive)
+        scale = numpyro.param(
+            "theta_auto_scale", 1.0, constraint=dist.constraints.positive
+        )
         numpyro.sample("theta", dist.Normal(loc, scale))
 
     return guide
@@ -101,9 +112,13 @@ def test_all_powers_end_at_their_optimum(method, options):
         precision = 1.0 + len(y) * ALPHAS
         gap = 0.01 if options.expectation is None else 1e-4
         # The gap of a Gaussian in nats: half of the squared shift in standard deviations, and of the log-scale.
-        shift = (fitted.params["theta_auto_loc"] - ALPHAS * y.sum() / precision) * np.sqrt(precision)
+        shift = (
+            fitted.params["theta_auto_loc"] - ALPHAS * y.sum() / precision
+        ) * np.sqrt(precision)
         ratio = fitted.params["theta_auto_scale"] * np.sqrt(precision)
-        assert np.all(0.5 * shift**2 + 0.5 * (ratio**2 - 1.0 - 2.0 * np.log(ratio)) < 3.0 * gap)
+        assert np.all(
+            0.5 * shift**2 + 0.5 * (ratio**2 - 1.0 - 2.0 * np.log(ratio)) < 3.0 * gap
+        )
         assert all(bool(evidence.converged) for evidence in fitted.evidence)
         check_converged(ALPHAS, fitted, "all data", options)
 
@@ -111,12 +126,20 @@ def test_all_powers_end_at_their_optimum(method, options):
 @pytest.mark.full
 def test_without_a_mode_fits_start_where_the_guide_does(monkeypatch):
     """Both where none of the first fits has one, and where later ones have none."""
-    monkeypatch.setattr(settle_many, "is_worth_its_steps", lambda descent, starts, inputs, key: np.zeros(2, bool))
+    monkeypatch.setattr(
+        settle_many,
+        "is_worth_its_steps",
+        lambda descent, starts, inputs, key: np.zeros(2, bool),
+    )
     for fitted, y in zip(settled(AutoNormal), (Y, Y[:2]), strict=True):
         precision = 1.0 + len(y) * ALPHAS
-        shift = (fitted.params["theta_auto_loc"] - ALPHAS * y.sum() / precision) * np.sqrt(precision)
+        shift = (
+            fitted.params["theta_auto_loc"] - ALPHAS * y.sum() / precision
+        ) * np.sqrt(precision)
         assert np.all(np.abs(shift) < 0.2)
-        np.testing.assert_allclose(fitted.params["theta_auto_scale"], precision**-0.5, rtol=0.2)
+        np.testing.assert_allclose(
+            fitted.params["theta_auto_scale"], precision**-0.5, rtol=0.2
+        )
         assert not any(evidence.starts_at_mode for evidence in fitted.evidence)
 
 
@@ -133,7 +156,8 @@ def test_fits_that_have_not_converged_are_refused_with_their_alphas():
 
 def test_a_power_without_a_mode_takes_the_axes_of_the_nearest_that_has_one():
     np.testing.assert_array_equal(
-        settle_many._nearest(np.array([False, True, False, False, True])), [1, 1, 1, 4, 4]
+        settle_many._nearest(np.array([False, True, False, False, True])),
+        [1, 1, 1, 4, 4],
     )
 
 
@@ -169,7 +193,9 @@ def moves_of(optim, gradients, start, num_steps):
 
 def test_the_default_step_size_falls_by_a_hundred_from_three_fifths_of_the_steps_on():
     """Adam moves by its step size where the gradient is constant."""
-    moves = moves_of(default_optim(50), {"a": jnp.ones(())}, {"a": jnp.zeros(())}, 50)["a"]
+    moves = moves_of(default_optim(50), {"a": jnp.ones(())}, {"a": jnp.zeros(())}, 50)[
+        "a"
+    ]
     shares = np.maximum(np.arange(50) / 50 - 0.6, 0.0) / 0.4
     np.testing.assert_allclose(moves, 0.05 * 0.01**shares, rtol=1e-3)
 

@@ -36,20 +36,26 @@ def exact_loo(y, alpha):
     """log p(y_i | the others) of each datum: the tempered posterior of the others is a Gaussian."""
     held_out = []
     for i, datum in enumerate(y):
-        mean, sd = tempered_normal_posterior(np.delete(y, i), alpha, 0.0, PRIOR_SD, NOISE_SD)
+        mean, sd = tempered_normal_posterior(
+            np.delete(y, i), alpha, 0.0, PRIOR_SD, NOISE_SD
+        )
         held_out.append(log_normal_density(datum, mean, np.hypot(sd, NOISE_SD)))
     return np.array(held_out)
 
 
 def posterior_draws(alpha, num_chains=1, seed=1):
     mean, sd = tempered_normal_posterior(Y, alpha, 0.0, PRIOR_SD, NOISE_SD)
-    normal = np.random.default_rng(seed).normal(size=(num_chains, NUM_DRAWS // num_chains))
+    normal = np.random.default_rng(seed).normal(
+        size=(num_chains, NUM_DRAWS // num_chains)
+    )
     return {"theta": mean + sd * normal}
 
 
 def arviz_data(alpha, num_chains=1, of=model, y=Y, **kwargs):
     draws = posterior_draws(alpha, num_chains)
-    return nt.to_inference_data(draws, nt.temper(of, alpha=alpha), y, group_by_chain=True, **kwargs)
+    return nt.to_inference_data(
+        draws, nt.temper(of, alpha=alpha), y, group_by_chain=True, **kwargs
+    )
 
 
 def elpd(result):
@@ -67,14 +73,19 @@ def p_loo(result):
 def quiet(function, *args, **kwargs):
     """A call whose large Pareto k are not the subject."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "Estimated shape parameter of Pareto", UserWarning
+        )
         return function(*args, **kwargs)
 
 
 # Five standard deviations of the sum, and of the worst datum, over 50 seeds.
 @pytest.mark.parametrize(
     ("alpha", "tolerance", "of_datum"),
-    tiered([(0.1, 0.28, 0.22), (ALPHA, 0.06, 0.13), (0.7, 0.16, 0.1)], unit=[(ALPHA, 0.06, 0.13)]),
+    tiered(
+        [(0.1, 0.28, 0.22), (ALPHA, 0.06, 0.13), (0.7, 0.16, 0.1)],
+        unit=[(ALPHA, 0.06, 0.13)],
+    ),
 )
 def test_conjugate_normal_by_exact_draws(x64, alpha, tolerance, of_datum):
     data = arviz_data(alpha)
@@ -97,7 +108,11 @@ def test_weights_are_the_inverse_likelihood_to_the_power(x64):
 def test_alpha_one_is_arviz(num_chains):
     data = arviz_data(1.0, num_chains)
     ours, theirs = loo(data), az.loo(data)
-    assert (elpd(ours), ours.se, p_loo(ours)) == (elpd(theirs), theirs.se, p_loo(theirs))
+    assert (elpd(ours), ours.se, p_loo(ours)) == (
+        elpd(theirs),
+        theirs.se,
+        p_loo(theirs),
+    )
     np.testing.assert_array_equal(elpd_i(ours), elpd_i(theirs))
     np.testing.assert_array_equal(ours.pareto_k, theirs.pareto_k)
     assert str(ours) == str(theirs)
@@ -112,7 +127,9 @@ def test_alpha_zero_weighs_prior_draws_equally(x64):
     # Every draw has likelihood 0 at some datum.
     data = arviz_data(0.0, of=whole_numbers, y=jnp.array([-1.0, 0.0]))
     result = loo(data)
-    likelihood = np.round(posterior_draws(0.0)["theta"][0])[:, None] == np.array([-1.0, 0.0])
+    likelihood = np.round(posterior_draws(0.0)["theta"][0])[:, None] == np.array(
+        [-1.0, 0.0]
+    )
     np.testing.assert_allclose(elpd_i(result), np.log(likelihood.mean(0)), rtol=1e-10)
     np.testing.assert_array_equal(result.pareto_k, 0.0)
     assert p_loo(result) == pytest.approx(0.0, abs=1e-10)
@@ -120,7 +137,9 @@ def test_alpha_zero_weighs_prior_draws_equally(x64):
 
 def fitted(kind):
     if kind == "svi":
-        return nt.fit_svi(jax.random.key(2), model, AutoNormal, Y, alpha=ALPHA, num_particles=20)
+        return nt.fit_svi(
+            jax.random.key(2), model, AutoNormal, Y, alpha=ALPHA, num_particles=20
+        )
     kernel = NUTS(nt.temper(model, alpha=ALPHA))
     mcmc = MCMC(kernel, num_warmup=300, num_samples=3000, progress_bar=False)
     mcmc.run(jax.random.key(3), jnp.asarray(Y))
@@ -130,17 +149,23 @@ def fitted(kind):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["svi", "nuts"])
 def test_conjugate_normal_by_numpyro(kind):
-    data = nt.to_inference_data(fitted(kind), **({"num_samples": NUM_DRAWS} if kind == "svi" else {}))
+    data = nt.to_inference_data(
+        fitted(kind), **({"num_samples": NUM_DRAWS} if kind == "svi" else {})
+    )
     exact = exact_loo(Y, ALPHA).sum()
     assert abs(elpd(loo(data)) - exact) < 0.1
     assert abs(elpd(quiet(az.loo, data)) - exact) > 1.0
 
 
-@pytest.mark.filterwarnings("ignore:The inplace keyword in DataFrame")  # ArviZ 0.23 with pandas 3
+@pytest.mark.filterwarnings(
+    "ignore:The inplace keyword in DataFrame"
+)  # ArviZ 0.23 with pandas 3
 def test_compare_and_print():
     # The tempered posterior predicts better here; each result is at its own power.
     results = {"tempered": loo(arviz_data(ALPHA)), "bayes": loo(arviz_data(1.0))}
-    table = az.compare(results, **({"round_to": "none"} if not hasattr(az, "psislw") else {}))
+    table = az.compare(
+        results, **({"round_to": "none"} if not hasattr(az, "psislw") else {})
+    )
     assert list(table.index) == ["tempered", "bayes"]
     column = table["elpd_loo"] if "elpd_loo" in table else table["elpd"]
     for name, result in results.items():
@@ -166,14 +191,24 @@ def two_sites(y):
 def test_powers_that_differ_by_site(x64):
     data = arviz_data(1.0, of=two_sites)
     for name, power in {"y": ALPHA, "other": 0.5}.items():
-        assert elpd(loo(data, var_name=name)) == elpd(loo(data, var_name=name, alpha=power))
-        assert elpd(loo(data, var_name=name)) != elpd(loo(data, var_name=name, alpha=0.4))
+        assert elpd(loo(data, var_name=name)) == elpd(
+            loo(data, var_name=name, alpha=power)
+        )
+        assert elpd(loo(data, var_name=name)) != elpd(
+            loo(data, var_name=name, alpha=0.4)
+        )
 
 
 def test_scales_of_the_model_count_as_power(x64):
     def scaled(y):
         with handlers.scale(scale=3.0):
-            numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0).expand([len(y)]), obs=y)
+            numpyro.sample(
+                "y",
+                dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0).expand(
+                    [len(y)]
+                ),
+                obs=y,
+            )
 
     draws, tempered = posterior_draws(ALPHA), nt.temper(scaled, alpha=ALPHA / 3.0)
     # The latent stands inside the scale, which does not matter to its draws here.
@@ -186,7 +221,10 @@ def test_scales_of_the_model_count_as_power(x64):
             numpyro.sample("y", dist.Normal(theta, 1.0).expand([len(y)]), obs=y)
 
     data = nt.to_inference_data(draws, by_datum, Y, group_by_chain=True)
-    with pytest.raises(ValueError, match=r"^the powers or.*differ from datum to datum.*loo takes one power"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the powers or.*differ from datum to datum.*loo takes one power",
+    ):
         loo(data)
     assert np.isfinite(elpd(loo(data, alpha=ALPHA)))
 
@@ -198,21 +236,34 @@ def test_events_and_two_batch_dimensions(by_hand, x64):
     def vectors(y):
         theta = numpyro.sample("theta", dist.Normal(0.0, PRIOR_SD))
         with numpyro.plate("columns", 2), numpyro.plate("rows", 3):
-            numpyro.sample("y", dist.MultivariateNormal(theta * jnp.ones(2), jnp.eye(2)), obs=y)
+            numpyro.sample(
+                "y", dist.MultivariateNormal(theta * jnp.ones(2), jnp.eye(2)), obs=y
+            )
 
     mean, sd = tempered_normal_posterior(y, ALPHA, 0.0, PRIOR_SD, NOISE_SD)
     draws = {"theta": mean + sd * np.random.default_rng(5).normal(size=NUM_DRAWS)}
     if by_hand:
-        log_lik = log_normal_density(y, draws["theta"][:, None, None, None], NOISE_SD).sum(-1)
-        groups = {"posterior": {"theta": draws["theta"][None]}, "log_likelihood": {"y": log_lik[None]}}
+        log_lik = log_normal_density(
+            y, draws["theta"][:, None, None, None], NOISE_SD
+        ).sum(-1)
+        groups = {
+            "posterior": {"theta": draws["theta"][None]},
+            "log_likelihood": {"y": log_lik[None]},
+        }
         dims = {"y": ["row", "column"]}
         data = assemble(
-            {name: dataset(of, ("chain", "draw"), None, dims, {}) for name, of in groups.items()},
+            {
+                name: dataset(of, ("chain", "draw"), None, dims, {})
+                for name, of in groups.items()
+            },
             {"alpha": ALPHA},
         )
     else:
         data = nt.to_inference_data(
-            draws, nt.temper(vectors, alpha=ALPHA), y, dims={"y": ["row", "column", "coordinate"]}
+            draws,
+            nt.temper(vectors, alpha=ALPHA),
+            y,
+            dims={"y": ["row", "column", "coordinate"]},
         )
     result = loo(data)
     exact = np.empty((3, 2))
@@ -222,8 +273,12 @@ def test_events_and_two_batch_dimensions(by_hand, x64):
         # The two coordinates of the vector that is left out share theta.
         first, second = y[index]
         weight = s**2 / (s**2 + NOISE_SD**2)
-        exact[index] = log_normal_density(first, m, np.hypot(s, NOISE_SD)) + log_normal_density(
-            second, m + weight * (first - m), np.hypot(s * np.sqrt(1 - weight), NOISE_SD)
+        exact[index] = log_normal_density(
+            first, m, np.hypot(s, NOISE_SD)
+        ) + log_normal_density(
+            second,
+            m + weight * (first - m),
+            np.hypot(s * np.sqrt(1 - weight), NOISE_SD),
         )
     assert elpd_i(result).shape == (3, 2)
     np.testing.assert_allclose(elpd_i(result), exact, atol=0.05)
@@ -232,7 +287,9 @@ def test_events_and_two_batch_dimensions(by_hand, x64):
 def test_one_site_for_all_data():
     def joint(y):
         theta = numpyro.sample("theta", dist.Normal(0.0, PRIOR_SD))
-        numpyro.sample("y", dist.Normal(theta, NOISE_SD).expand([len(y)]).to_event(1), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(theta, NOISE_SD).expand([len(y)]).to_event(1), obs=y
+        )
 
     with pytest.warns(UserWarning, match="point-wise LOO is the same"):
         result = quiet(loo, arviz_data(0.1, of=joint))
@@ -259,11 +316,15 @@ def test_data_without_a_tail(x64):
     result, unmasked = loo(arviz_data(ALPHA, of=masked)), loo(arviz_data(ALPHA))
     assert elpd_i(result)[2] == pytest.approx(0.0, abs=1e-12)
     assert result.pareto_k[2] == 0.0
-    np.testing.assert_allclose(np.delete(elpd_i(result), 2), np.delete(elpd_i(unmasked), 2), rtol=1e-12)
+    np.testing.assert_allclose(
+        np.delete(elpd_i(result), 2), np.delete(elpd_i(unmasked), 2), rtol=1e-12
+    )
 
 
 def test_a_discrete_posterior_has_equal_largest_weights(x64):
-    data = nt.to_inference_data({"theta": np.tile([0.0, 1.0], 50)}, nt.temper(model, alpha=ALPHA), Y)
+    data = nt.to_inference_data(
+        {"theta": np.tile([0.0, 1.0], 50)}, nt.temper(model, alpha=ALPHA), Y
+    )
     with pytest.warns(UserWarning, match="Estimated shape parameter of Pareto"):
         result = loo(data)
     log_lik = np.asarray(data["log_likelihood"]["y"])[0]
@@ -278,7 +339,9 @@ def with_values(function):
     data = arviz_data(ALPHA)
     changed = group(data, "log_likelihood").copy(deep=True)
     function(changed["y"].values)
-    return assemble({"posterior": group(data, "posterior"), "log_likelihood": changed}, data.attrs)
+    return assemble(
+        {"posterior": group(data, "posterior"), "log_likelihood": changed}, data.attrs
+    )
 
 
 def put(value):
@@ -291,14 +354,44 @@ def put(value):
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (lambda: arviz_data(ALPHA, log_lik=False), {}, ValueError, r"no log_likelihood group.*to_inference_data"),
-        (lambda: arviz_data(1.0, of=two_sites), {}, ValueError, r"several observed sites, \['other', 'y'\]"),
-        (lambda: arviz_data(ALPHA), {"var_name": "z"}, ValueError, r"no 'z', only \['y'\]"),
+        (
+            lambda: arviz_data(ALPHA, log_lik=False),
+            {},
+            ValueError,
+            r"no log_likelihood group.*to_inference_data",
+        ),
+        (
+            lambda: arviz_data(1.0, of=two_sites),
+            {},
+            ValueError,
+            r"several observed sites, \['other', 'y'\]",
+        ),
+        (
+            lambda: arviz_data(ALPHA),
+            {"var_name": "z"},
+            ValueError,
+            r"no 'z', only \['y'\]",
+        ),
         (lambda: with_values(put(np.nan)), {}, ValueError, "NaN"),
         (lambda: with_values(put(np.inf)), {}, ValueError, r"\+inf"),
-        (lambda: with_values(put(-np.inf)), {}, ValueError, r"-inf in some draws.*draws of the posterior"),
-        (lambda: arviz_data(ALPHA), {"alpha": -1.0}, ValueError, r"alpha must be.*and finite, got"),
-        (lambda: posterior_draws(ALPHA), {}, TypeError, r"takes ArviZ data, got dict.*pass it through"),
+        (
+            lambda: with_values(put(-np.inf)),
+            {},
+            ValueError,
+            r"-inf in some draws.*draws of the posterior",
+        ),
+        (
+            lambda: arviz_data(ALPHA),
+            {"alpha": -1.0},
+            ValueError,
+            r"alpha must be.*and finite, got",
+        ),
+        (
+            lambda: posterior_draws(ALPHA),
+            {},
+            TypeError,
+            r"takes ArviZ data, got dict.*pass it through",
+        ),
         (
             lambda: nt.to_inference_data({"theta": np.arange(24.0)}, model, Y),
             {},
@@ -316,20 +409,29 @@ def test_what_has_no_loo_is_refused(make, options, error, message):
 def test_alpha_must_be_known():
     data = az.from_dict(
         **(
-            {"posterior": {"theta": np.zeros((1, 30))}, "log_likelihood": {"y": np.ones((1, 30, 2))}}
+            {
+                "posterior": {"theta": np.zeros((1, 30))},
+                "log_likelihood": {"y": np.ones((1, 30, 2))},
+            }
             if hasattr(az, "psislw")
             else {
-                "data": {"posterior": {"theta": np.zeros((1, 30))}, "log_likelihood": {"y": np.ones((1, 30, 2))}}
+                "data": {
+                    "posterior": {"theta": np.zeros((1, 30))},
+                    "log_likelihood": {"y": np.ones((1, 30, 2))},
+                }
             }
         )
     )
-    with pytest.raises(ValueError, match=r"no attribute alpha for site 'y'.*or pass alpha"):
+    with pytest.raises(
+        ValueError, match=r"no attribute alpha for site 'y'.*or pass alpha"
+    ):
         loo(data)
 
 
 def test_a_posterior_of_one_point_has_no_loo():
     with pytest.raises(
-        ValueError, match=r"^the log-likelihood of site 'y' is the same in all draws.*AutoDelta.*no leave-one-out"
+        ValueError,
+        match=r"^the log-likelihood of site 'y' is the same in all draws.*AutoDelta.*no leave-one-out",
     ):
         loo(nt.to_inference_data({"theta": np.zeros(30)}, model, Y))
 

@@ -90,11 +90,10 @@ def no_se(draws, k):
 
 
 def assert_within(found, want, se, factor=5.0):
-    assert np.all(np.abs(np.asarray(found) - want) <= factor * np.asarray(se) + 1e-5 * np.abs(want)), (
-        found,
-        want,
-        se,
-    )
+    assert np.all(
+        np.abs(np.asarray(found) - want)
+        <= factor * np.asarray(se) + 1e-5 * np.abs(want)
+    ), (found, want, se)
 
 
 # The closed forms themselves.
@@ -104,7 +103,9 @@ def assert_within(found, want, se, factor=5.0):
 def test_the_oracles_know_the_derivatives(alpha):
     h = 1e-4
     mean, var = exact_moments(alpha)
-    assert (exact_log_z(alpha + h) - exact_log_z(alpha - h)) / (2 * h) == pytest.approx(mean, rel=1e-6)
+    assert (exact_log_z(alpha + h) - exact_log_z(alpha - h)) / (2 * h) == pytest.approx(
+        mean, rel=1e-6
+    )
     slope = (exact_moments(alpha + h)[0] - exact_moments(alpha - h)[0]) / (2 * h)
     assert slope == pytest.approx(var, rel=1e-6)
 
@@ -118,7 +119,9 @@ def test_the_rules_have_their_orders(corrected, order):
     errors = []
     for intervals in (40, 80):
         grid = np.linspace(0.2, 1.2, intervals + 1)
-        errors.append(integrate(grid, draws_of(grid), corrected, no_se).value[-1] - exact)
+        errors.append(
+            integrate(grid, draws_of(grid), corrected, no_se).value[-1] - exact
+        )
     assert math.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.1)
 
 
@@ -128,7 +131,9 @@ def test_the_riemann_sums_hold_the_integral_between_them():
     exact = exact_log_z(grid)
     assert np.all(found.left[1:] < exact[1:])
     assert np.all(exact[1:] < found.right[1:])
-    np.testing.assert_allclose(found.trapezoid, 0.5 * (found.left + found.right), rtol=1e-12)
+    np.testing.assert_allclose(
+        found.trapezoid, 0.5 * (found.left + found.right), rtol=1e-12
+    )
     assert found.value[0] == found.trapezoid[0] == 0.0
 
 
@@ -144,12 +149,18 @@ def test_a_coarse_grid_does_not_leave_the_riemann_sums():
 def test_stepping_stones_are_means_of_powers():
     log_lik = np.random.default_rng(0).normal(-700.0, 30.0, (2, 50, 3))
     grid = np.array([0.0, 0.3, 1.0])
-    found, variance = stepping_stones(grid, log_lik, lambda draws, k: mean_se(draws, True)[1])
+    found, variance = stepping_stones(
+        grid, log_lik, lambda draws, k: mean_se(draws, True)[1]
+    )
     for k, h in enumerate([0.3, 0.7]):
         flat = h * log_lik[..., k].ravel()
-        assert found[k] == pytest.approx(special.logsumexp(flat) - math.log(100), abs=1e-12)
+        assert found[k] == pytest.approx(
+            special.logsumexp(flat) - math.log(100), abs=1e-12
+        )
         ratios = np.exp(flat - flat.max())
-        assert variance[k] == pytest.approx(ratios.var(ddof=1) / 100 / ratios.mean() ** 2, rel=1e-10)
+        assert variance[k] == pytest.approx(
+            ratios.var(ddof=1) / 100 / ratios.mean() ** 2, rel=1e-10
+        )
 
 
 @pytest.mark.parametrize("runs", tiered([100, 300], unit=[100]))
@@ -162,13 +173,19 @@ def test_standard_errors_are_those_of_repeated_runs(runs):
     chain = np.empty_like(noise)
     chain[:, :, 0] = noise[:, :, 0]
     for t in range(1, noise.shape[2]):
-        chain[:, :, t] = rho * chain[:, :, t - 1] + math.sqrt(1 - rho**2) * noise[:, :, t]
-    columns = [log_evidence(grid, mean + sd * draws, exact_prior=False) for draws in chain]
+        chain[:, :, t] = (
+            rho * chain[:, :, t - 1] + math.sqrt(1 - rho**2) * noise[:, :, t]
+        )
+    columns = [
+        log_evidence(grid, mean + sd * draws, exact_prior=False) for draws in chain
+    ]
     for name in ("log_z", "log_z_stones"):
         values = np.array([c[name] for c in columns])
         reported = np.sqrt(np.mean([c[f"{name}_se"] ** 2 for c in columns], axis=0))
         # A standard deviation from 100 runs has a relative error of 7%, from 300 of 4%.
-        np.testing.assert_allclose(reported[1:], values.std(axis=0, ddof=1)[1:], rtol=0.2)
+        np.testing.assert_allclose(
+            reported[1:], values.std(axis=0, ddof=1)[1:], rtol=0.2
+        )
     # Counting the draws as independent would miss a factor of sqrt(3).
     iid = np.mean([mean_se(draws[..., 0], True)[1] for draws in chain])
     assert np.mean([mean_se(draws[..., 0], False)[1] for draws in chain]) > 1.5 * iid
@@ -184,13 +201,18 @@ def test_constant_and_infinite_draws_have_plain_standard_errors():
 
 def expected_corrected(grid):
     """What the corrected rule gives with exact moments, its first interval exact."""
-    return exact_log_z(grid[1]) + integrate(grid[1:], draws_of(grid[1:]), True, no_se).value
+    return (
+        exact_log_z(grid[1])
+        + integrate(grid[1:], draws_of(grid[1:]), True, no_se).value
+    )
 
 
 LONG = {"num_samples": 800, "num_warmup": 300, "num_chains": 2}
 
 
-@pytest.fixture(scope="module", params=["HMC", pytest.param("NUTS", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module", params=["HMC", pytest.param("NUTS", marks=pytest.mark.full)]
+)
 def kernel(request):
     return {"HMC": short_hmc, "NUTS": NUTS}[request.param]
 
@@ -213,10 +235,16 @@ def test_evidence_and_log_likelihood_are_those_of_the_closed_form(normal_path):
     mean, var = np.transpose([exact_moments(a) for a in GRID])
     assert_within(table["expected_log_lik"], mean, table["expected_log_lik_se"])
     assert_within(table["log_z_stones"], exact_log_z(GRID), table["log_z_stones_se"])
-    assert_within(table["log_z"].iloc[1:], expected_corrected(GRID), table["log_z_se"].iloc[1:])
+    assert_within(
+        table["log_z"].iloc[1:], expected_corrected(GRID), table["log_z_se"].iloc[1:]
+    )
     assert table["log_z"][0.0] == table["log_z_stones"][0.0] == table["kl"][0.0] == 0.0
     kl = [
-        gaussian_kl(*tempered_normal_posterior(Y, a, PRIOR_MEAN, PRIOR_SD, NOISE), PRIOR_MEAN, PRIOR_SD)
+        gaussian_kl(
+            *tempered_normal_posterior(Y, a, PRIOR_MEAN, PRIOR_SD, NOISE),
+            PRIOR_MEAN,
+            PRIOR_SD,
+        )
         for a in GRID
     ]
     kl_se = GRID * table["expected_log_lik_se"] + table["log_z_se"]
@@ -242,7 +270,12 @@ def test_draws_are_those_of_each_posterior(normal_path):
 
 
 def test_the_result_is_arviz_data(normal_path, kernel):
-    assert set(group_names(normal_path)) == {"tempered_path", "posterior", "sample_stats", "observed_data"}
+    assert set(group_names(normal_path)) == {
+        "tempered_path",
+        "posterior",
+        "sample_stats",
+        "observed_data",
+    }
     np.testing.assert_allclose(group(normal_path, "observed_data")["y"], Y)
     log_lik = group(normal_path, "sample_stats")["log_lik"]
     theta = group(normal_path, "posterior")["theta"].values.astype(float)
@@ -266,13 +299,24 @@ def test_gamma_poisson(x64):
     def log_z(a):
         s, r = shape + a * y.sum(), rate + a * len(y)
         prior = shape * np.log(rate) - special.gammaln(shape)
-        return prior + special.gammaln(s) - s * np.log(r) - a * special.gammaln(y + 1).sum()
+        return (
+            prior
+            + special.gammaln(s)
+            - s * np.log(r)
+            - a * special.gammaln(y + 1).sum()
+        )
 
     def mean(a):
         s, r = shape + a * y.sum(), rate + a * len(y)
-        return y.sum() * (special.digamma(s) - np.log(r)) - len(y) * s / r - special.gammaln(y + 1).sum()
+        return (
+            y.sum() * (special.digamma(s) - np.log(r))
+            - len(y) * s / r
+            - special.gammaln(y + 1).sum()
+        )
 
-    path = temper_path(KEY, counts, hmc, y, alphas=ALPHAS, num_samples=800, num_warmup=300)
+    path = temper_path(
+        KEY, counts, hmc, y, alphas=ALPHAS, num_samples=800, num_warmup=300
+    )
     table = nt.table(path)
     assert group(path, "posterior")["rate"].dtype == np.float64
     assert_within(table["log_z_stones"], log_z(GRID), table["log_z_stones_se"])
@@ -297,7 +341,11 @@ def regression_log_z(alpha):
     scaled = stats.multivariate_normal.logpdf(
         Z, np.zeros(n), PRIOR_SD**2 * X @ X.T + variance / alpha * np.eye(n)
     )
-    constant = -0.5 * n * (alpha * np.log(2 * np.pi * variance) - np.log(2 * np.pi * variance / alpha))
+    constant = (
+        -0.5
+        * n
+        * (alpha * np.log(2 * np.pi * variance) - np.log(2 * np.pi * variance / alpha))
+    )
     return scaled + constant
 
 
@@ -318,8 +366,12 @@ def test_two_dimensions_and_their_names():
     table = nt.table(path)
     want = [regression_log_z(a) for a in GRID]
     assert_within(table["log_z_stones"], want, table["log_z_stones_se"])
-    slope = [(regression_log_z(a + 1e-4) - regression_log_z(a - 1e-4)) / 2e-4 for a in ALPHAS]
-    assert_within(table["expected_log_lik"].iloc[1:], slope, table["expected_log_lik_se"].iloc[1:])
+    slope = [
+        (regression_log_z(a + 1e-4) - regression_log_z(a - 1e-4)) / 2e-4 for a in ALPHAS
+    ]
+    assert_within(
+        table["expected_log_lik"].iloc[1:], slope, table["expected_log_lik_se"].iloc[1:]
+    )
     assert group(path, "posterior")["w"].dims == ("chain", "draw", "alpha", "feature")
     assert group(path, "observed_data")["z"].dims == ("row",)
 
@@ -335,7 +387,11 @@ def test_powers_multiply_and_a_prior_factor_stays():
             numpyro.sample("y", dist.Normal(theta, NOISE), obs=y)
 
     half = nt.temper(with_factor, alpha=0.5, factors=False)
-    table = nt.table(temper_path(KEY, half, hmc, Y, alphas=[0.1, 1.0], num_samples=800, num_warmup=300))
+    table = nt.table(
+        temper_path(
+            KEY, half, hmc, Y, alphas=[0.1, 1.0], num_samples=800, num_warmup=300
+        )
+    )
     prior_sd = (PRIOR_SD**-2 + 1.0) ** -0.5
     want = exact_log_z(0.5 * table.index.to_numpy(), prior_mean=0.0, prior_sd=prior_sd)
     assert_within(table["log_z_stones"], want, table["log_z_stones_se"])
@@ -357,7 +413,8 @@ def test_draws_of_the_prior_with_a_likelihood_of_0():
     assert_within(want[0] - mass, -3 * math.log(2.0) * 0.2, found["log_z_se"][1])
     assert found["log_z_left"][2] == -np.inf
     with pytest.raises(
-        ValueError, match=r"not finite at .*% of the draws at alpha = 0.*parameters of likelihood"
+        ValueError,
+        match=r"not finite at .*% of the draws at alpha = 0.*parameters of likelihood",
     ):
         check_finite(grid, log_lik, at_zero=False)
 
@@ -372,16 +429,24 @@ def test_a_likelihood_of_0_on_part_of_the_prior():
         with numpyro.plate("n", len(y)):
             numpyro.sample("y", dist.Uniform(theta - 1.0, theta + 1.0), obs=y)
 
-    table = nt.table(temper_path(KEY, box, NUTS, y, alphas=[0.2, 1.0], num_samples=400, num_warmup=100))
+    table = nt.table(
+        temper_path(
+            KEY, box, NUTS, y, alphas=[0.2, 1.0], num_samples=400, num_warmup=100
+        )
+    )
     mass = np.log(stats.norm.cdf(0.9) - stats.norm.cdf(-0.1))
     want = mass - 3 * math.log(2.0) * np.array([0.2, 1.0])
     assert_within(table["log_z"].iloc[1:], want, table["log_z_se"].iloc[1:])
-    assert_within(table["log_z_stones"].iloc[1:], want, table["log_z_stones_se"].iloc[1:])
+    assert_within(
+        table["log_z_stones"].iloc[1:], want, table["log_z_stones_se"].iloc[1:]
+    )
     assert table["log_z_left"][1.0] == table["expected_log_lik"][0.0] == -np.inf
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Some algorithms will automatically enumerate:FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Some algorithms will automatically enumerate:FutureWarning"
+)
 def test_a_global_discrete_latent_by_gibbs():
     def shifted(y):
         z = numpyro.sample("z", dist.Bernoulli(0.4))
@@ -392,8 +457,14 @@ def test_a_global_discrete_latent_by_gibbs():
     def gibbs(model):
         return DiscreteHMCGibbs(NUTS(model))
 
-    table = nt.table(temper_path(KEY, shifted, gibbs, Y, alphas=ALPHAS, num_samples=2000, num_chains=2))
-    want = np.logaddexp(np.log(0.6) + exact_log_z(GRID), np.log(0.4) + exact_log_z(GRID, y=Y - 1.0))
+    table = nt.table(
+        temper_path(
+            KEY, shifted, gibbs, Y, alphas=ALPHAS, num_samples=2000, num_chains=2
+        )
+    )
+    want = np.logaddexp(
+        np.log(0.6) + exact_log_z(GRID), np.log(0.4) + exact_log_z(GRID, y=Y - 1.0)
+    )
     assert_within(table["log_z_stones"], want, table["log_z_stones_se"])
 
 
@@ -405,7 +476,9 @@ NEAR = {"tolerance": 0.005}
 
 
 # The set-up of AutoNormal is many small programs.
-@pytest.fixture(scope="module", params=["by hand", pytest.param("auto", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module", params=["by hand", pytest.param("auto", marks=pytest.mark.full)]
+)
 def fitted_path(request):
     guide = AutoNormal if request.param == "auto" else lambda model: normal_guide
     with enable_x64():
@@ -427,9 +500,13 @@ def test_the_elbo_is_the_evidence_of_a_conjugate_model(fitted_path):
     assert_elbo_is_log_z(table, exact_log_z(GRID))
     mean = [exact_moments(a)[0] for a in GRID]
     assert_within(table["expected_log_lik"], mean, table["expected_log_lik_se"])
-    np.testing.assert_allclose(table["elbo"], GRID * table["expected_log_lik"] - table["kl"], rtol=1e-10)
+    np.testing.assert_allclose(
+        table["elbo"], GRID * table["expected_log_lik"] - table["kl"], rtol=1e-10
+    )
     trapezoid = integrate(GRID, draws_of(GRID), False, no_se).value
-    assert_within(table["elbo_integral"], trapezoid, table["elbo_integral_se"] + table["elbo_se"])
+    assert_within(
+        table["elbo_integral"], trapezoid, table["elbo_integral_se"] + table["elbo_se"]
+    )
     assert (table["elbo_left"] <= table["elbo_integral"]).all()
     assert (table["elbo_integral"] <= table["elbo_right"]).all()
     assert not {"log_z", "ess"} & set(table)
@@ -462,7 +539,9 @@ def test_a_hand_written_guide_in_float32():
 
 @pytest.mark.slow
 def test_a_full_covariance_guide_is_exact_in_a_regression():
-    path = temper_path(KEY, regression, AutoMultivariateNormal, X, Z, alphas=ALPHAS, **NEAR)
+    path = temper_path(
+        KEY, regression, AutoMultivariateNormal, X, Z, alphas=ALPHAS, **NEAR
+    )
     assert_elbo_is_log_z(nt.table(path), [regression_log_z(a) for a in GRID])
 
 
@@ -471,7 +550,11 @@ def test_a_full_covariance_guide_is_exact_in_a_regression():
 def test_the_default_grid_leaves_no_discretisation_error(method):
     table = nt.table(temper_path(KEY, regression, method, X, Z, num_samples=4000))
     assert len(table) == 21
-    value, se = ("log_z", "log_z_se") if method is NUTS else ("elbo_integral", "elbo_integral_se")
+    value, se = (
+        ("log_z", "log_z_se")
+        if method is NUTS
+        else ("elbo_integral", "elbo_integral_se")
+    )
     want = regression_log_z(1.0)
     assert abs(table[value][1.0] - want) < 5 * table[se][1.0]
     assert table[se][1.0] < 0.1
@@ -501,7 +584,9 @@ def test_a_longer_grid_compiles_nothing_more(method):
     counts = []
     for grid in ([0.5, 1.0], np.linspace(0.1, 1.0, 12)):
         before = len(runs)
-        with pytest.warns(UserWarning, match="mixed" if method is hmc else "not converged"):
+        with pytest.warns(
+            UserWarning, match="mixed" if method is hmc else "not converged"
+        ):
             temper_path(KEY, counted, method, Y, **{**BRIEF, "alphas": grid})
         counts.append(len(runs) - before)
     assert counts[0] == counts[1] > 0
@@ -537,7 +622,11 @@ def without_latents(y):
 
 
 def with_params(y):
-    numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), numpyro.param("s", 1.0)), obs=y[0])
+    numpyro.sample(
+        "y",
+        dist.Normal(numpyro.sample("theta", dist.Normal()), numpyro.param("s", 1.0)),
+        obs=y[0],
+    )
 
 
 def improper(y):
@@ -552,7 +641,9 @@ def subsampling(y):
 
 
 def named_alpha(y):
-    numpyro.sample("y", dist.Normal(numpyro.sample("alpha", dist.Normal()), 1.0), obs=y[0])
+    numpyro.sample(
+        "y", dist.Normal(numpyro.sample("alpha", dist.Normal()), 1.0), obs=y[0]
+    )
 
 
 def local_discrete(y):
@@ -576,9 +667,18 @@ def local_continuous(y):
         (improper, r"prior of 'theta' is improper.*no posterior: change it"),
         pytest.param(subsampling, "subsamples", marks=pytest.mark.full),
         # To draw the rows is a program of its own.
-        (handlers.substitute(subsampling, data={"n": jnp.asarray(np.arange(2))}), "subsamples"),
-        (named_alpha, r"^latent site.*'alpha' has the name of a dimension.*the result: rename it"),
-        (local_discrete, r"^NUTS does.*discrete sites .'z'.*marginalize.*take DiscreteHMCGibbs for others"),
+        (
+            handlers.substitute(subsampling, data={"n": jnp.asarray(np.arange(2))}),
+            "subsamples",
+        ),
+        (
+            named_alpha,
+            r"^latent site.*'alpha' has the name of a dimension.*the result: rename it",
+        ),
+        (
+            local_discrete,
+            r"^NUTS does.*discrete sites .'z'.*marginalize.*take DiscreteHMCGibbs for others",
+        ),
         (nt.temper(local_continuous, local_plates=["n"]), "local_plates"),
     ],
 )
@@ -589,13 +689,18 @@ def test_bad_models(bad, message):
 
 @pytest.mark.filterwarnings("ignore:Out-of-support values:UserWarning")
 def test_data_that_are_not_finite():
-    with pytest.raises(ValueError, match="observed site 'y' has 1 of 6 values that are NaN or infinite"):
+    with pytest.raises(
+        ValueError, match="observed site 'y' has 1 of 6 values that are NaN or infinite"
+    ):
         temper_path(KEY, model, NUTS, np.append(Y[:-1], np.nan), **BRIEF)
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(np.nan, r"not finite at 12\.50% of the draws at alpha = 0"), (-np.inf, "0 at every draw from the prior")],
+    [
+        (np.nan, r"not finite at 12\.50% of the draws at alpha = 0"),
+        (-np.inf, "0 at every draw from the prior"),
+    ],
 )
 def test_draws_without_a_likelihood(value, message):
     log_lik = np.zeros((2, 4, 3))
@@ -612,7 +717,8 @@ def test_a_log_likelihood_of_nan():
         numpyro.factor("root", jnp.sqrt(theta))
 
     with pytest.raises(
-        ValueError, match=r"not finite at .*% of the draws at alpha = 0.*parameters of likelihood"
+        ValueError,
+        match=r"not finite at .*% of the draws at alpha = 0.*parameters of likelihood",
     ):
         temper_path(KEY, half, NUTS, Y, **{**BRIEF, "num_samples": 64})
 
@@ -623,7 +729,9 @@ def test_data_impossible_under_the_prior():
         theta = numpyro.sample("theta", dist.Uniform(0.0, 1.0))
         numpyro.factor("inside", jnp.where(theta > 2.0, 0.0, -jnp.inf))
 
-    with pytest.raises(ValueError, match=r"0 at every draw from the prior.*that is too wide"):
+    with pytest.raises(
+        ValueError, match=r"0 at every draw from the prior.*that is too wide"
+    ):
         temper_path(KEY, far, NUTS, Y, **BRIEF)
 
 
@@ -648,22 +756,51 @@ class RunsNoModel(AutoGuide):
 
 
 def empty_guide(model):
-    return lambda y: numpyro.sample("other", dist.Normal(), infer={"is_auxiliary": True})
+    return lambda y: numpyro.sample(
+        "other", dist.Normal(), infer={"is_auxiliary": True}
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "error", "message"),
     [
-        pytest.param(AutoDelta, ValueError, "AutoDelta has a point mass", marks=pytest.mark.full),
+        pytest.param(
+            AutoDelta, ValueError, "AutoDelta has a point mass", marks=pytest.mark.full
+        ),
         (point, ValueError, r"has a point mass at.*take AutoNormal"),
         pytest.param(
-            AutoLaplaceApproximation, ValueError, "Approximation has a point mass", marks=pytest.mark.full
+            AutoLaplaceApproximation,
+            ValueError,
+            "Approximation has a point mass",
+            marks=pytest.mark.full,
         ),
-        pytest.param(AutoDAIS, ValueError, "AutoDAIS runs the model it was built on", marks=pytest.mark.full),
-        (lambda model: model, ValueError, r"runs the model it was built on.*or take AutoNormal"),
-        (empty_guide, ValueError, r"^the guide has.*no sites \['theta'\].*latent in the model"),
-        pytest.param(lambda tempered: AutoNormal(model), ValueError, "another model", marks=pytest.mark.full),
-        (lambda tempered: RunsNoModel(model), ValueError, r"another model.*one that it gets"),
+        pytest.param(
+            AutoDAIS,
+            ValueError,
+            "AutoDAIS runs the model it was built on",
+            marks=pytest.mark.full,
+        ),
+        (
+            lambda model: model,
+            ValueError,
+            r"runs the model it was built on.*or take AutoNormal",
+        ),
+        (
+            empty_guide,
+            ValueError,
+            r"^the guide has.*no sites \['theta'\].*latent in the model",
+        ),
+        pytest.param(
+            lambda tempered: AutoNormal(model),
+            ValueError,
+            "another model",
+            marks=pytest.mark.full,
+        ),
+        (
+            lambda tempered: RunsNoModel(model),
+            ValueError,
+            r"another model.*one that it gets",
+        ),
         (lambda tempered: NUTS(model), ValueError, r"another model.*one that it gets"),
         (AutoNormal(model), TypeError, r"built already.*such as `lambda model"),
         (NUTS(model), TypeError, r"built already.*such as `lambda model"),
@@ -683,8 +820,16 @@ def test_too_few_draws_and_unknown_dims():
         temper_path(KEY, model, NUTS, Y, num_samples=3)
     with pytest.raises(ValueError, match=r"dims names \['thta'\].*not among the sites"):
         temper_path(KEY, model, NUTS, Y, dims={"thta": ["k"]})
-    with pytest.raises(ValueError, match=r"^the data have.*no group .*tempered_path.*sandwich, sandwich"):
-        nt.table(assemble({"posterior": dataset({"theta": np.zeros((1, 4))}, ("chain", "draw"))}, {}))
+    with pytest.raises(
+        ValueError,
+        match=r"^the data have.*no group .*tempered_path.*sandwich, sandwich",
+    ):
+        nt.table(
+            assemble(
+                {"posterior": dataset({"theta": np.zeros((1, 4))}, ("chain", "draw"))},
+                {},
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -693,26 +838,42 @@ def test_too_few_draws_and_unknown_dims():
     ids=["by hand", "auto"],
 )
 def test_fits_that_have_not_converged_are_named(guide):
-    with pytest.warns(nt.ConvergenceWarning, match=r"at alpha = 0, 0.5, 1 have not converged \(2 steps, too few"):
+    with pytest.warns(
+        nt.ConvergenceWarning,
+        match=r"at alpha = 0, 0.5, 1 have not converged \(2 steps, too few",
+    ):
         temper_path(KEY, model, guide, Y, **BRIEF)
 
 
 def test_chains_that_did_not_mix_are_named():
     grid, se = np.array([0.0, 0.5, 1.0]), np.array([0.1, 0.1, 0.1])
     ones = np.ones(3)
-    with pytest.warns(UserWarning, match=r"falls from -3 at alpha = 0.5 to -4 at 1.*more warm-up and draws"):
+    with pytest.warns(
+        UserWarning,
+        match=r"falls from -3 at alpha = 0.5 to -4 at 1.*more warm-up and draws",
+    ):
         warn_if_not_mixed(grid, np.array([-5.0, -3.0, -4.0]), se, ones)
-    with pytest.warns(UserWarning, match=r"R-hat is 1.40 at alpha = 0.5.*more warm-up and draws"):
-        warn_if_not_mixed(grid, np.array([-5.0, -4.0, -3.0]), se, np.array([1.0, 1.4, 1.2]))
+    with pytest.warns(
+        UserWarning, match=r"R-hat is 1.40 at alpha = 0.5.*more warm-up and draws"
+    ):
+        warn_if_not_mixed(
+            grid, np.array([-5.0, -4.0, -3.0]), se, np.array([1.0, 1.4, 1.2])
+        )
     # 5 standard errors of the difference are 0.71.
     warn_if_not_mixed(grid, np.array([-5.0, -3.0, -3.7]), se, ones)
 
 
 def test_the_error_of_an_integral_of_elbos_is_that_of_its_start_too():
     start = np.random.default_rng(0).normal(size=(1, 50, 1))
-    columns = svi_columns(np.array([0.0, 0.5, 1.0]), np.zeros((1, 50, 3)), start + np.array([0.0, 1.0, 2.0]))
+    columns = svi_columns(
+        np.array([0.0, 0.5, 1.0]),
+        np.zeros((1, 50, 3)),
+        start + np.array([0.0, 1.0, 2.0]),
+    )
     np.testing.assert_allclose(columns["elbo_integral"], start.mean())
-    np.testing.assert_allclose(columns["elbo_integral_se"], start.std(ddof=1) / np.sqrt(50))
+    np.testing.assert_allclose(
+        columns["elbo_integral_se"], start.std(ddof=1) / np.sqrt(50)
+    )
 
 
 @pytest.mark.parametrize("corrected", [False, True])
@@ -720,7 +881,9 @@ def test_the_error_of_an_integral_is_that_of_its_influence_functions(corrected):
     """Of the weights of means and variances on a grid of unequal steps, found by moving one of them."""
     grid, rng = np.array([0.0, 0.1, 0.4, 1.0]), np.random.default_rng(1)
     # Means so far apart that the Riemann sums do not bind.
-    draws = rng.normal(size=(1, 400, 4)) * np.array([1.5, 1.2, 1.0, 0.8]) + np.array([0.0, 9.0, 20.0, 40.0])
+    draws = rng.normal(size=(1, 400, 4)) * np.array([1.5, 1.2, 1.0, 0.8]) + np.array(
+        [0.0, 9.0, 20.0, 40.0]
+    )
     n, size = draws.shape[1], 1e-5
 
     def value(draws):
@@ -733,11 +896,16 @@ def test_the_error_of_an_integral_is_that_of_its_influence_functions(corrected):
         mean, var = draws[0, :, k].mean(), draws[0, :, k].var()
         for i, draw in enumerate(draws[0, :, k]):
             moved = draws.copy()
-            new_mean, new_var = mean + size * (draw - mean), var + size * ((draw - mean) ** 2 - var)
+            new_mean, new_var = (
+                mean + size * (draw - mean),
+                var + size * ((draw - mean) ** 2 - var),
+            )
             moved[0, :, k] = new_mean + (draws[0, :, k] - mean) * np.sqrt(new_var / var)
             influence[i] = (value(moved) - value(draws)) / size
         variance += influence.var() / n
-    found = integrate(grid, draws, corrected, lambda inner, k: float(inner.std() / np.sqrt(n))).se[-1]
+    found = integrate(
+        grid, draws, corrected, lambda inner, k: float(inner.std() / np.sqrt(n))
+    ).se[-1]
     np.testing.assert_allclose(found, np.sqrt(variance), rtol=1e-3)
 
 
@@ -745,4 +913,6 @@ def test_every_estimate_of_a_constant_likelihood_is_exact():
     grid = np.array([0.0, 0.1, 0.4, 1.0])
     columns = log_evidence(grid, np.full((2, 30, 4), -3.0), True)
     for name, values in columns.items():
-        np.testing.assert_allclose(values, 0.0 * grid if name.endswith("_se") else -3.0 * grid, err_msg=name)
+        np.testing.assert_allclose(
+            values, 0.0 * grid if name.endswith("_se") else -3.0 * grid, err_msg=name
+        )

@@ -26,7 +26,9 @@ def test_of_equal_criteria_the_first_is_the_best():
 
 
 def test_a_model_is_uncertain_whose_error_exceeds_its_margin():
-    ranking = rank_models(np.array([-1.0, -2.0, -9.0]), np.zeros(3), error=np.array([1.5, 0.5, 1.0]))
+    ranking = rank_models(
+        np.array([-1.0, -2.0, -9.0]), np.zeros(3), error=np.array([1.5, 0.5, 1.0])
+    )
     assert ranking.margin.tolist() == [1.0, 1.0, 8.0]
     assert ranking.uncertain.tolist() == [True, False, False]
 
@@ -54,8 +56,14 @@ def test_the_prior_is_uniform_by_default_and_may_be_a_function_of_the_names():
     ("log_prior", "message"),
     [
         ({"a": -1.0}, r"log_prior has models \['a'\], the fits are \['a', 'b'\]"),
-        ({"a": -1.0, "b": -np.inf}, "must be finite, the logarithms of positive weights"),
-        ({"a": 0.0, "b": 0.0}, r"^the prior weights.*sum to 2, more than 1.*pass logarithms"),
+        (
+            {"a": -1.0, "b": -np.inf},
+            "must be finite, the logarithms of positive weights",
+        ),
+        (
+            {"a": 0.0, "b": 0.0},
+            r"^the prior weights.*sum to 2, more than 1.*pass logarithms",
+        ),
     ],
 )
 def test_a_wrong_prior_is_refused(log_prior, message):

@@ -32,7 +32,9 @@ ETA = nt.expectations.gauss_hermite(predictor="eta")
 NOISE = 1.5
 RNG = np.random.default_rng(0)
 # Noise that grows with a covariate, and raw units.
-X = np.column_stack([np.ones(120), RNG.normal(size=120), 1000.0 * RNG.gamma(1.0, 1.0, 120)])
+X = np.column_stack(
+    [np.ones(120), RNG.normal(size=120), 1000.0 * RNG.gamma(1.0, 1.0, 120)]
+)
 Y = X @ np.array([1.0, 2.0, -0.001]) + RNG.normal(size=120) * (0.3 + np.abs(X[:, 1]))
 GROUPS = np.repeat(np.arange(40), [1, 5] * 20)
 SCALES = np.array([3.0, 3.0, 0.01])
@@ -72,7 +74,9 @@ def white(x, y):
 def cluster_robust(x, y, groups):
     """CR0."""
     inverse, scores = least_squares(x, y)
-    sums = np.array([scores[groups == group].sum(axis=0) for group in np.unique(groups)])
+    sums = np.array(
+        [scores[groups == group].sum(axis=0) for group in np.unique(groups)]
+    )
     return inverse @ sums.T @ sums @ inverse
 
 
@@ -86,7 +90,9 @@ def newey_west(x, y, lags):
 
 
 def fit_regression(alpha=1.0, guide=AutoMultivariateNormal, scales=SCALES):
-    return nt.fit_gaussian(KEY, regression, guide, X, Y, scales=scales, alpha=alpha, expectation=ETA)
+    return nt.fit_gaussian(
+        KEY, regression, guide, X, Y, scales=scales, alpha=alpha, expectation=ETA
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +111,24 @@ def unfitted(model, *args, alpha=1.0, guide=AutoNormal):
     instance = guide(tempered)
     svi = SVI(tempered, tempered.guide(instance), Adam(0.1), Trace_ELBO())
     params = svi.get_params(svi.init(KEY, *args))
-    return nt.TemperedFit(tempered, instance, params, alpha, None, None, {}, args, {}, KEY)
+    return nt.TemperedFit(
+        tempered, instance, params, alpha, None, None, {}, args, {}, KEY
+    )
 
 
 def test_of_a_linear_regression_it_is_the_formula_in_single_precision(errors):
     want = ridge_sandwich(X, Y, SCALES, 0.5)
     sd = np.sqrt(np.diag(want))
-    np.testing.assert_allclose(errors.covariance / np.outer(sd, sd), want / np.outer(sd, sd), atol=1e-4)
+    np.testing.assert_allclose(
+        errors.covariance / np.outer(sd, sd), want / np.outer(sd, sd), atol=1e-4
+    )
     table = nt.table(errors)
     assert table.index.tolist() == ["beta[0]", "beta[1]", "beta[2]"]
     np.testing.assert_allclose(table["sandwich_sd"], np.sqrt(np.diag(want)), rtol=1e-4)
     for name in ("sd", "curvature_sd"):
-        np.testing.assert_allclose(table[name], np.sqrt(np.diag(parts(X, Y, SCALES, 0.5)[0])), rtol=1e-3)
+        np.testing.assert_allclose(
+            table[name], np.sqrt(np.diag(parts(X, Y, SCALES, 0.5)[0])), rtol=1e-3
+        )
     np.testing.assert_allclose(table["ratio"], table["sandwich_sd"] / table["sd"])
     assert errors.alpha == 0.5
     assert errors.num_independent == 120
@@ -128,7 +140,9 @@ def test_of_a_linear_regression_it_is_the_formula_in_single_precision(errors):
 @pytest.mark.parametrize("alpha", [0.2, 1.0])
 def test_of_a_linear_regression_it_is_the_formula(alpha, guide, x64):
     errors = nt.sandwich(KEY, fit_regression(alpha, guide))
-    np.testing.assert_allclose(errors.covariance, ridge_sandwich(X, Y, SCALES, alpha), rtol=1e-8)
+    np.testing.assert_allclose(
+        errors.covariance, ridge_sandwich(X, Y, SCALES, alpha), rtol=1e-8
+    )
 
 
 @pytest.mark.full
@@ -141,8 +155,12 @@ def test_without_a_prior_it_is_that_of_white_at_every_power(x64):
 
 @pytest.mark.full
 def test_scores_are_summed_within_groups(x64):
-    errors = nt.sandwich(KEY, fit_regression(0.3, scales=1e7 * np.ones(3)), groups=GROUPS.astype(str))
-    np.testing.assert_allclose(errors.covariance, cluster_robust(X, Y, GROUPS), rtol=1e-8)
+    errors = nt.sandwich(
+        KEY, fit_regression(0.3, scales=1e7 * np.ones(3)), groups=GROUPS.astype(str)
+    )
+    np.testing.assert_allclose(
+        errors.covariance, cluster_robust(X, Y, GROUPS), rtol=1e-8
+    )
     assert errors.num_independent == 40
 
 
@@ -155,9 +173,13 @@ def test_of_a_series_it_is_that_of_newey_and_west(x64):
 
 @pytest.mark.full
 def test_the_share_of_the_prior(x64):
-    table = nt.table(nt.sandwich(KEY, fit_regression(0.5, scales=np.array([0.3, 3.0, 0.01]))))
+    table = nt.table(
+        nt.sandwich(KEY, fit_regression(0.5, scales=np.array([0.3, 3.0, 0.01])))
+    )
     inverse = parts(X, Y, [0.3, 3.0, 0.01], 0.5)[0]
-    want = np.diag(inverse @ np.diag(np.array([0.3, 3.0, 0.01]) ** -2.0) @ inverse) / np.diag(inverse)
+    want = np.diag(
+        inverse @ np.diag(np.array([0.3, 3.0, 0.01]) ** -2.0) @ inverse
+    ) / np.diag(inverse)
     np.testing.assert_allclose(table["prior_share"], want, rtol=1e-8)
 
 
@@ -180,13 +202,17 @@ def jackknife_by_differences(alpha):
 
 def test_the_standard_error_in_single_precision_is_the_jackknife_by_differences(errors):
     table = nt.table(errors)
-    np.testing.assert_allclose(table["ratio_se"] / table["ratio"], jackknife_by_differences(0.5), rtol=1e-3)
+    np.testing.assert_allclose(
+        table["ratio_se"] / table["ratio"], jackknife_by_differences(0.5), rtol=1e-3
+    )
 
 
 @pytest.mark.full
 def test_the_standard_error_is_the_jackknife_by_differences(x64):
     table = nt.table(nt.sandwich(KEY, fit_regression(0.5)))
-    np.testing.assert_allclose(table["ratio_se"] / table["ratio"], jackknife_by_differences(0.5), rtol=1e-5)
+    np.testing.assert_allclose(
+        table["ratio_se"] / table["ratio"], jackknife_by_differences(0.5), rtol=1e-5
+    )
 
 
 @pytest.mark.full
@@ -197,9 +223,13 @@ def test_raw_units_and_collinear_columns_in_single_precision():
     x = np.column_stack([np.ones(300), dose, 2.0 * dose + rng.normal(size=300)])
     y = x @ np.array([1.0, 0.2, -0.1]) + rng.normal(size=300) * (0.5 + (dose > 90.0))
     scales = np.array([1e3, 10.0, 10.0])
-    fit = nt.fit_gaussian(KEY, regression, AutoMultivariateNormal, x, y, scales=scales, expectation=ETA)
+    fit = nt.fit_gaussian(
+        KEY, regression, AutoMultivariateNormal, x, y, scales=scales, expectation=ETA
+    )
     sd = np.sqrt(np.diag(ridge_sandwich(x, y, scales, 1.0)))
-    np.testing.assert_allclose(nt.table(nt.sandwich(KEY, fit))["sandwich_sd"], sd, rtol=0.02)
+    np.testing.assert_allclose(
+        nt.table(nt.sandwich(KEY, fit))["sandwich_sd"], sd, rtol=0.02
+    )
 
 
 def counts_model(y):
@@ -212,11 +242,15 @@ def counts_model(y):
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_of_counts_the_ratio_is_the_root_of_power_and_dispersion(alpha):
     y = np.random.default_rng(1).negative_binomial(2.0, 0.2, 400)
-    errors = nt.sandwich(KEY, nt.fit_svi(KEY, counts_model, AutoMultivariateNormal, y, alpha=alpha))
+    errors = nt.sandwich(
+        KEY, nt.fit_svi(KEY, counts_model, AutoMultivariateNormal, y, alpha=alpha)
+    )
     flat = nt.table(errors, "sandwich_unconstrained")
     assert flat.index.tolist() == ["rate"]
     # Of the logarithm of the rate: the sum of squares over the square of the sum.
-    np.testing.assert_allclose(flat["sandwich_sd"], np.sqrt(400.0 * np.var(y)) / np.sum(y), rtol=1e-3)
+    np.testing.assert_allclose(
+        flat["sandwich_sd"], np.sqrt(400.0 * np.var(y)) / np.sum(y), rtol=1e-3
+    )
     np.testing.assert_allclose(flat["sd"], 1.0 / np.sqrt(alpha * np.sum(y)), rtol=0.05)
     # The rate itself, a lognormal.
     sd = flat["sandwich_sd"].item()
@@ -244,10 +278,16 @@ def test_a_likelihood_that_ends_within_two_standard_deviations_of_its_mode_has_a
     hessian = np.sum(y) / (2.0 - mode) ** 2 + 0.01
     assert mode + 2.0 / np.sqrt(hessian) > 2.0
     fit = unfitted(
-        thinned, y, guide=lambda model: AutoNormal(model, init_loc_fn=init_to_value(values={"theta": mode}))
+        thinned,
+        y,
+        guide=lambda model: AutoNormal(
+            model, init_loc_fn=init_to_value(values={"theta": mode})
+        ),
     )
     errors = nt.sandwich(KEY, fit)
-    np.testing.assert_allclose(errors.covariance, 20.0 * np.var(y / (2.0 - mode)) / hessian**2, rtol=1e-3)
+    np.testing.assert_allclose(
+        errors.covariance, 20.0 * np.var(y / (2.0 - mode)) / hessian**2, rtol=1e-3
+    )
 
 
 def location_scale(y):
@@ -271,12 +311,17 @@ def test_skewed_data_under_a_normal_model():
     scores = -alpha * np.column_stack([z * np.exp(-log_sd), z**2 - 1.0])
     cross = 2.0 * alpha * np.sum(z) * np.exp(-log_sd)
     hessian = np.array(
-        [[alpha * 300.0 * np.exp(-2.0 * log_sd) + 0.01, cross], [cross, 2.0 * alpha * np.sum(z**2) + 0.25]]
+        [
+            [alpha * 300.0 * np.exp(-2.0 * log_sd) + 0.01, cross],
+            [cross, 2.0 * alpha * np.sum(z**2) + 0.25],
+        ]
     )
     scores = scores - scores.mean(axis=0)
     inverse = np.linalg.inv(hessian)
     want = inverse @ scores.T @ scores @ inverse
-    errors = nt.sandwich(KEY, nt.fit_svi(KEY, location_scale, AutoMultivariateNormal, y, alpha=alpha))
+    errors = nt.sandwich(
+        KEY, nt.fit_svi(KEY, location_scale, AutoMultivariateNormal, y, alpha=alpha)
+    )
     np.testing.assert_allclose(errors.covariance, want, rtol=1e-3)
     assert abs(want[0, 1]) > 0.3 * np.sqrt(want[0, 0] * want[1, 1])
 
@@ -286,7 +331,15 @@ def test_where_the_model_is_right_the_ratio_is_one_within_its_error(x64):
     rng = np.random.default_rng(3)
     x = rng.normal(size=(3000, 3))
     y = x @ np.array([1.0, -1.0, 0.0]) + NOISE * rng.normal(size=3000)
-    fit = nt.fit_gaussian(KEY, regression, AutoMultivariateNormal, x, y, scales=np.ones(3), expectation=ETA)
+    fit = nt.fit_gaussian(
+        KEY,
+        regression,
+        AutoMultivariateNormal,
+        x,
+        y,
+        scales=np.ones(3),
+        expectation=ETA,
+    )
     errors = nt.sandwich(KEY, fit)
     table = nt.table(errors)
     assert np.all(np.abs(table["ratio"] - 1.0) < 4.0 * table["ratio_se"])
@@ -299,15 +352,25 @@ def test_a_guide_that_is_too_narrow_is_told_from_a_wrong_model():
     rng = np.random.default_rng(3)
     x = rng.normal(size=(400, 1)) + 0.3 * rng.normal(size=(400, 3))
     y = x.sum(axis=1) + NOISE * rng.normal(size=400)
-    fit = nt.fit_gaussian(KEY, regression, AutoNormal, x, y, scales=np.ones(3), expectation=ETA)
+    fit = nt.fit_gaussian(
+        KEY, regression, AutoNormal, x, y, scales=np.ones(3), expectation=ETA
+    )
     errors = nt.sandwich(KEY, fit)
     table = nt.table(errors)
     np.testing.assert_allclose(
-        table["curvature_sd"], np.sqrt(np.diag(parts(x, y, np.ones(3), 1.0)[0])), rtol=1e-3
+        table["curvature_sd"],
+        np.sqrt(np.diag(parts(x, y, np.ones(3), 1.0)[0])),
+        rtol=1e-3,
     )
     assert np.all(table["curvature_sd"] > 2.0 * table["sd"])
-    assert "that is the guide, narrower than the posterior: take nt.linear_response" in errors.advice
-    assert "that is the guide" not in nt.sandwich(KEY, nt.linear_response(KEY, fit, expectation=ETA)).advice
+    assert (
+        "that is the guide, narrower than the posterior: take nt.linear_response"
+        in errors.advice
+    )
+    assert (
+        "that is the guide"
+        not in nt.sandwich(KEY, nt.linear_response(KEY, fit, expectation=ETA)).advice
+    )
 
 
 def test_the_advice_allows_for_the_number_of_comparisons():
@@ -316,7 +379,10 @@ def test_the_advice_allows_for_the_number_of_comparisons():
     advice = functools.partial(advise, ["a", "b", "c"], units=1000, num_latents=3)
     # Of three numbers, two standard errors are no finding; of one number they are.
     of_three = advice(columns, decided=[])
-    assert "varies 0.90 +- 0.05 (c) to 1.11 +- 0.05 (a) times as much as its sd says" in of_three
+    assert (
+        "varies 0.90 +- 0.05 (c) to 1.11 +- 0.05 (a) times as much as its sd says"
+        in of_three
+    )
     assert of_three.endswith("says; none of it is more than sampling error.")
     assert "its intervals of a are too narrow" in advice(columns, decided=["b", "c"])
 
@@ -326,20 +392,35 @@ def test_the_advice_says_what_is_wrong_and_where_it_comes_from():
     columns |= {"sd": np.ones(3), "curvature_sd": np.array([1.9, 1.0, 1.0])}
     names = ["a", "b", "c"]
     text = advise(names, columns, units=1000, num_latents=3, decided=[])
-    assert "; its intervals of a are too narrow; its intervals of c are too wide; for a that is the guide" in text
+    assert (
+        "; its intervals of a are too narrow; its intervals of c are too wide; for a that is the guide"
+        in text
+    )
     assert "are independent" not in text
     right = columns | {"curvature_sd": np.ones(3)}
-    assert "the guide" not in advise(names, right, units=1000, num_latents=3, decided=[])
-    assert "; only 5 units are independent, so this is rough" in advise(names, right, 5, 3, [])
+    assert "the guide" not in advise(
+        names, right, units=1000, num_latents=3, decided=[]
+    )
+    assert "; only 5 units are independent, so this is rough" in advise(
+        names, right, 5, 3, []
+    )
     # What is not known, and what the prior decides on, is not looked at.
     unknown = right | {"ratio": np.array([2.0, np.nan, 0.5])}
-    assert "varies 0.50 +- 0.05 (c) times as much" in advise(names, unknown, 1000, 3, ["a"])
-    assert advise(names, unknown, 1000, 3, ["a", "c"]).startswith("The prior decides on all numbers: ")
+    assert "varies 0.50 +- 0.05 (c) times as much" in advise(
+        names, unknown, 1000, 3, ["a"]
+    )
+    assert advise(names, unknown, 1000, 3, ["a", "c"]).startswith(
+        "The prior decides on all numbers: "
+    )
 
 
 def hand_written(x, y, scales=SCALES):
     loc = numpyro.param("loc", jnp.zeros(3))
-    tril = numpyro.param("tril", jnp.diag(jnp.asarray(scales)), constraint=dist.constraints.lower_cholesky)
+    tril = numpyro.param(
+        "tril",
+        jnp.diag(jnp.asarray(scales)),
+        constraint=dist.constraints.lower_cholesky,
+    )
     numpyro.sample("beta", dist.MultivariateNormal(loc, scale_tril=tril))
 
 
@@ -362,11 +443,17 @@ def test_it_is_the_same_for_all_guides(guide):
     fit = nt.fit_svi(KEY, regression, guide, x, Y, scales=scales)
     table = nt.table(nt.sandwich(KEY, fit))
     np.testing.assert_allclose(
-        table["sandwich_sd"], np.sqrt(np.diag(ridge_sandwich(x, Y, scales, 1.0))), rtol=0.05
+        table["sandwich_sd"],
+        np.sqrt(np.diag(ridge_sandwich(x, Y, scales, 1.0))),
+        rtol=0.05,
     )
     # Within the tolerance of the fit.
     inverse = parts(x, Y, scales, 1.0)[0]
-    own = 1.0 / np.sqrt(np.diag(np.linalg.inv(inverse))) if guide is AutoNormal else np.sqrt(np.diag(inverse))
+    own = (
+        1.0 / np.sqrt(np.diag(np.linalg.inv(inverse)))
+        if guide is AutoNormal
+        else np.sqrt(np.diag(inverse))
+    )
     np.testing.assert_allclose(table["sd"], own, rtol=0.2)
 
 
@@ -374,7 +461,10 @@ def test_it_is_the_same_for_all_guides(guide):
 def test_it_takes_linear_responses_and_choices_of_alpha(fit):
     want = nt.table(nt.sandwich(KEY, fit_regression(0.5, AutoNormal)))["sandwich_sd"]
     response = nt.table(
-        nt.sandwich(KEY, nt.linear_response(KEY, fit_regression(0.5, AutoNormal), expectation=ETA))
+        nt.sandwich(
+            KEY,
+            nt.linear_response(KEY, fit_regression(0.5, AutoNormal), expectation=ETA),
+        )
     )
     np.testing.assert_allclose(response["sandwich_sd"], want, rtol=1e-3)
     choice = nt.select_alpha(
@@ -388,7 +478,9 @@ def test_it_takes_linear_responses_and_choices_of_alpha(fit):
         expectation=ETA,
         num_samples=100,
     )
-    np.testing.assert_allclose(nt.table(nt.sandwich(KEY, choice))["sandwich_sd"], want, rtol=1e-3)
+    np.testing.assert_allclose(
+        nt.table(nt.sandwich(KEY, choice))["sandwich_sd"], want, rtol=1e-3
+    )
 
 
 @pytest.mark.full
@@ -398,8 +490,12 @@ def test_names_are_those_of_the_data_frame():
             beta = numpyro.sample("beta", dist.Normal(0.0, 3.0))
         numpyro.sample("y", dist.Normal(jnp.asarray(x) @ beta, 1.0), obs=y)
 
-    frame = pd.DataFrame(X[:, :2], columns=["one", "dose"]).rename_axis(columns="feature")
-    table = nt.table(nt.sandwich(KEY, nt.fit_svi(KEY, model, AutoNormal, frame, pd.Series(Y))))
+    frame = pd.DataFrame(X[:, :2], columns=["one", "dose"]).rename_axis(
+        columns="feature"
+    )
+    table = nt.table(
+        nt.sandwich(KEY, nt.fit_svi(KEY, model, AutoNormal, frame, pd.Series(Y)))
+    )
     assert table.index.tolist() == ["beta[one]", "beta[dose]"]
     with pytest.raises(ValueError, match="which are not among the latent sites"):
         nt.sandwich(KEY, unfitted(model, X[:, :2], Y), dims={"y": ["row"]})
@@ -418,15 +514,21 @@ def test_proportions_have_coordinates_of_their_own():
     shares = (np.bincount(y) + 1.0) / 403.0
     # Multinomial; by 4,000 draws.
     np.testing.assert_allclose(
-        nt.table(errors)["sandwich_sd"], np.sqrt(shares * (1.0 - shares) / 400.0), rtol=0.05
+        nt.table(errors)["sandwich_sd"],
+        np.sqrt(shares * (1.0 - shares) / 400.0),
+        rtol=0.05,
     )
-    assert nt.table(errors, "sandwich_unconstrained").index.tolist() == ["share[0]", "share[1]"]
+    assert nt.table(errors, "sandwich_unconstrained").index.tolist() == [
+        "share[0]",
+        "share[1]",
+    ]
 
 
 @pytest.mark.full
 def test_a_prior_that_decides_is_told():
     with pytest.warns(
-        UserWarning, match=r"most of what is known about beta\[0\]: the sandwich leaves its bias out"
+        UserWarning,
+        match=r"most of what is known about beta\[0\]: the sandwich leaves its bias out",
     ):
         errors = nt.sandwich(KEY, fit_regression(scales=np.array([0.01, 3.0, 0.01])))
     assert "beta[0]" not in errors.advice
@@ -439,15 +541,33 @@ def test_a_prior_that_decides_is_told():
 def test_dependent_rows_are_noticed(fit):
     rows = np.repeat(np.arange(60), 2)
     copies = nt.fit_gaussian(
-        KEY, regression, AutoMultivariateNormal, X[rows], Y[rows], scales=SCALES, expectation=ETA
+        KEY,
+        regression,
+        AutoMultivariateNormal,
+        X[rows],
+        Y[rows],
+        scales=SCALES,
+        expectation=ETA,
     )
-    with pytest.warns(nt.alpha.DependenceWarning, match="60 of 120 rows repeat.*The sandwich takes the rows"):
+    with pytest.warns(
+        nt.alpha.DependenceWarning,
+        match="60 of 120 rows repeat.*The sandwich takes the rows",
+    ):
         nt.sandwich(KEY, copies)
     single = nt.fit_gaussian(
-        KEY, regression, AutoMultivariateNormal, X[:60], Y[:60], scales=SCALES, alpha=2.0, expectation=ETA
+        KEY,
+        regression,
+        AutoMultivariateNormal,
+        X[:60],
+        Y[:60],
+        scales=SCALES,
+        alpha=2.0,
+        expectation=ETA,
     )
     together, alone = nt.sandwich(KEY, copies, groups=rows), nt.sandwich(KEY, single)
-    np.testing.assert_allclose(together.covariance, alone.covariance, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(
+        together.covariance, alone.covariance, rtol=1e-3, atol=1e-6
+    )
 
 
 # What is refused.
@@ -508,8 +628,14 @@ def funnel(y):
 
 SOME = RNG.normal(size=20)
 REFUSALS = {
-    "subsample": (lambda: unfitted(subsampled, SOME), "a plate of the model holds a part of its data"),
-    "local": (lambda: unfitted(local, SOME), "'z'.* have a value for each row of plate 'n'.*integrate them out"),
+    "subsample": (
+        lambda: unfitted(subsampled, SOME),
+        "a plate of the model holds a part of its data",
+    ),
+    "local": (
+        lambda: unfitted(local, SOME),
+        "'z'.* have a value for each row of plate 'n'.*integrate them out",
+    ),
     "local plates": (
         lambda: unfitted(nt.temper(local, 0.5, local_plates=["n"]), SOME),
         "latent site 'z' is local",
@@ -518,19 +644,51 @@ REFUSALS = {
         lambda: unfitted(weighted, SOME),
         r"^the sites.*scale beside alpha.*know whether such weights count copies.*pass rows without weights",
     ),
-    "as many latents": (lambda: unfitted(as_many_as_rows, SOME), "20 rows do not tell how 20 latent"),
-    "kink": (lambda: unfitted(kinked, SOME), r"^the densities of.*have a kink.*check_coverage"),
-    "param": (lambda: unfitted(with_param, SOME), r"^the model has.*params .'scale'.*give them priors"),
+    "as many latents": (
+        lambda: unfitted(as_many_as_rows, SOME),
+        "20 rows do not tell how 20 latent",
+    ),
+    "kink": (
+        lambda: unfitted(kinked, SOME),
+        r"^the densities of.*have a kink.*check_coverage",
+    ),
+    "param": (
+        lambda: unfitted(with_param, SOME),
+        r"^the model has.*params .'scale'.*give them priors",
+    ),
     "no rows": (lambda: unfitted(of_one_number, SOME), "put all in one plate of rows"),
-    "no mode": (lambda: unfitted(funnel, 0.01 * SOME), "has no mode that Newton's method finds"),
-    "powers": (lambda: unfitted(nt.temper(normal, np.linspace(0.1, 1.0, 20)), SOME), "powers by site or datum"),
-    "the prior": (lambda: unfitted(normal, SOME, alpha=0.0), r"^at alpha.*no sample of data moves"),
-    "not at the mode": (lambda: unfitted(normal, SOME + 9.0), "standard deviations from the mode.*fit again"),
-    "a point": (lambda: unfitted(normal, SOME, guide=AutoDelta), r"^the guide.*a latent that is a point"),
+    "no mode": (
+        lambda: unfitted(funnel, 0.01 * SOME),
+        "has no mode that Newton's method finds",
+    ),
+    "powers": (
+        lambda: unfitted(nt.temper(normal, np.linspace(0.1, 1.0, 20)), SOME),
+        "powers by site or datum",
+    ),
+    "the prior": (
+        lambda: unfitted(normal, SOME, alpha=0.0),
+        r"^at alpha.*no sample of data moves",
+    ),
+    "not at the mode": (
+        lambda: unfitted(normal, SOME + 9.0),
+        "standard deviations from the mode.*fit again",
+    ),
+    "a point": (
+        lambda: unfitted(normal, SOME, guide=AutoDelta),
+        r"^the guide.*a latent that is a point",
+    ),
 }
 
 
-AT_A_GLANCE = ["param", "the prior", "local plates", "weights", "powers", "kink", "a point"]
+AT_A_GLANCE = [
+    "param",
+    "the prior",
+    "local plates",
+    "weights",
+    "powers",
+    "kink",
+    "a point",
+]
 
 
 @pytest.mark.parametrize("name", tiered(REFUSALS, unit=AT_A_GLANCE))
@@ -542,16 +700,24 @@ def test_what_has_no_sandwich_is_refused(name):
 
 def test_wrong_calls(fit):
     with pytest.raises(
-        TypeError, match=r"^sandwich takes.*got int.*calibrated_powers.*has such standard deviations"
+        TypeError,
+        match=r"^sandwich takes.*got int.*calibrated_powers.*has such standard deviations",
     ):
         nt.sandwich(KEY, 1)
     with pytest.raises(TypeError, match=r"rng_key.*the call is"):
         nt.sandwich(fit, KEY)
-    with pytest.raises(ValueError, match="num_draws must be an integer of at least 100"):
+    with pytest.raises(
+        ValueError, match="num_draws must be an integer of at least 100"
+    ):
         nt.sandwich(KEY, fit, num_draws=3)
-    with pytest.raises(ValueError, match="groups must be a label for each of the 120 data"):
+    with pytest.raises(
+        ValueError, match="groups must be a label for each of the 120 data"
+    ):
         nt.sandwich(KEY, fit, groups=[0, 1])
-    with pytest.raises(ValueError, match=r"4 groups do not tell how 3 latent dimensions.*be integrated out"):
+    with pytest.raises(
+        ValueError,
+        match=r"4 groups do not tell how 3 latent dimensions.*be integrated out",
+    ):
         nt.sandwich(KEY, fit, groups=np.arange(120) % 4)
     with pytest.raises(ValueError, match=r"plate 'rows' does not hold.*plates that do"):
         nt.sandwich(KEY, fit, plate="rows")
@@ -560,9 +726,15 @@ def test_wrong_calls(fit):
 @pytest.mark.full
 def test_single_precision_that_does_not_suffice_is_told():
     x = np.column_stack(
-        [np.ones(50), np.linspace(0.0, 1.0, 50), np.linspace(0.0, 1.0, 50) + 1e-5 * RNG.normal(size=50)]
+        [
+            np.ones(50),
+            np.linspace(0.0, 1.0, 50),
+            np.linspace(0.0, 1.0, 50) + 1e-5 * RNG.normal(size=50),
+        ]
     )
-    fit = unfitted(regression, x, x[:, 1], guide=AutoNormal)._replace(kwargs={"scales": 1e4 * np.ones(3)})
+    fit = unfitted(regression, x, x[:, 1], guide=AutoNormal)._replace(
+        kwargs={"scales": 1e4 * np.ones(3)}
+    )
     with pytest.raises(ValueError, match=r"condition number|no mode"):
         nt.sandwich(KEY, fit)
 
@@ -580,4 +752,6 @@ def test_the_coordinates_of_a_hessian_in_raw_units_make_it_the_identity():
     root = _root(hessian, float(np.finfo(np.float32).eps))
     np.testing.assert_allclose(root.T @ hessian @ root, np.eye(3), atol=1e-10)
     # Of one that is not definite they have one size.
-    np.testing.assert_allclose(_root(np.diag([4.0, -9.0, 0.0]), 1e-7), np.diag([0.5, 1.0 / 3.0, 1.0]))
+    np.testing.assert_allclose(
+        _root(np.diag([4.0, -9.0, 0.0]), 1e-7), np.diag([0.5, 1.0 / 3.0, 1.0])
+    )

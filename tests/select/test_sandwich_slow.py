@@ -38,7 +38,13 @@ def covers():
         key = jax.random.key(number)
         for alpha, kind in ((1.0, "plain"), (ALPHA, "tempered")):
             fit = nt.fit_gaussian(
-                key, regression, AutoMultivariateNormal, x, y, alpha=alpha, expectation=expectation
+                key,
+                regression,
+                AutoMultivariateNormal,
+                x,
+                y,
+                alpha=alpha,
+                expectation=expectation,
             )
             q = fit.guide.get_posterior(fit.params)
             off = np.abs(np.asarray(q.mean) - TRUTH)
@@ -49,11 +55,19 @@ def covers():
 
 
 @pytest.mark.parametrize(
-    ("kind", "ratios"), [("plain", RATIOS), ("tempered", RATIOS * np.sqrt(ALPHA)), ("sandwich", np.ones(3))]
+    ("kind", "ratios"),
+    [
+        ("plain", RATIOS),
+        ("tempered", RATIOS * np.sqrt(ALPHA)),
+        ("sandwich", np.ones(3)),
+    ],
 )
 def test_intervals_cover_what_their_standard_deviations_say(covers, kind, ratios):
     expected = 2.0 * norm.cdf(Z / ratios) - 1.0
-    assert np.all(np.abs(covers[kind] - expected) < 4.0 * np.sqrt(expected * (1.0 - expected) / NUM_SETS))
+    assert np.all(
+        np.abs(covers[kind] - expected)
+        < 4.0 * np.sqrt(expected * (1.0 - expected) / NUM_SETS)
+    )
 
 
 def test_no_one_power_is_right_for_all_coefficients(covers):

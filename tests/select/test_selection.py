@@ -23,12 +23,23 @@ from numpyro_tempered.infer.svi import finish
 from numpyro_tempered.select.compare import _check_certifiable
 
 ALPHA, PRIOR_SD, NOISE_SD, NUM_DATA = 0.5, 2.0, 1.5, 24
-COLUMNS = ["elbo", "se", "log_prior", "criterion", "rank", "weight", "expected_log_lik", "kl"]
+COLUMNS = [
+    "elbo",
+    "se",
+    "log_prior",
+    "criterion",
+    "rank",
+    "weight",
+    "expected_log_lik",
+    "kl",
+]
 
 
 def model(x, y=None):
     num_features = x.shape[1]
-    theta = numpyro.sample("theta", dist.Normal(0.0, PRIOR_SD).expand([num_features]).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(0.0, PRIOR_SD).expand([num_features]).to_event(1)
+    )
     with numpyro.plate("n", len(x)):
         numpyro.sample("y", dist.Normal(x @ theta, NOISE_SD), obs=y)
 
@@ -70,17 +81,32 @@ def padded(x, k):
 
 def params_at(x, y, k):
     """Of a run that ended near the optimum."""
-    precision = np.where(np.arange(x.shape[1]) < k, ALPHA * NUM_DATA / NOISE_SD**2, 0.0) + 1.0 / PRIOR_SD**2
-    loc = ALPHA * padded(x, k).T @ y / NOISE_SD**2 / precision + 0.05 / np.sqrt(precision)
+    precision = (
+        np.where(np.arange(x.shape[1]) < k, ALPHA * NUM_DATA / NOISE_SD**2, 0.0)
+        + 1.0 / PRIOR_SD**2
+    )
+    loc = ALPHA * padded(x, k).T @ y / NOISE_SD**2 / precision + 0.05 / np.sqrt(
+        precision
+    )
     return {"loc": np.float32(loc), "scale": np.float32(1.05 / np.sqrt(precision))}
 
 
 def fit_at(guide, x, y, k):
     """What fit_svi returns of such a run; its loop is most of the compilation."""
-    keys, args = jax.random.split(jax.random.key(k)), (jnp.asarray(padded(x, k)), jnp.asarray(y))
+    keys, args = (
+        jax.random.split(jax.random.key(k)),
+        (jnp.asarray(padded(x, k)), jnp.asarray(y)),
+    )
     params = {name: jnp.asarray(value) for name, value in params_at(x, y, k).items()}
     return finish(
-        keys, nt.temper(model, alpha=ALPHA), guide, params, jnp.zeros(3), args, kwargs={}, num_particles=1000
+        keys,
+        nt.temper(model, alpha=ALPHA),
+        guide,
+        params,
+        jnp.zeros(3),
+        args,
+        kwargs={},
+        num_particles=1000,
     )
 
 
@@ -88,21 +114,37 @@ def beside(fit, x, y, k):
     """The fit of another model, its ELBO in closed form."""
     params = params_at(x, y, k)
     loc, scale = (np.asarray(params[name], np.float64) for name in ("loc", "scale"))
-    squares = np.sum((y - padded(x, k) @ loc) ** 2) + np.sum(padded(x, k) ** 2 @ scale**2)
-    log_lik = -0.5 * NUM_DATA * math.log(2.0 * math.pi * NOISE_SD**2) - 0.5 * squares / NOISE_SD**2
+    squares = np.sum((y - padded(x, k) @ loc) ** 2) + np.sum(
+        padded(x, k) ** 2 @ scale**2
+    )
+    log_lik = (
+        -0.5 * NUM_DATA * math.log(2.0 * math.pi * NOISE_SD**2)
+        - 0.5 * squares / NOISE_SD**2
+    )
     kl = gaussian_kl(loc, scale, 0.0, PRIOR_SD).sum()
     elbo = TemperedELBO(ALPHA * log_lik - kl, 0.01 * k, log_lik, kl)
-    return fit._replace(params=params, args=(jnp.asarray(padded(x, k)), fit.args[1]), elbo=elbo)
+    return fit._replace(
+        params=params, args=(jnp.asarray(padded(x, k)), fit.args[1]), elbo=elbo
+    )
 
 
-@pytest.fixture(scope="module", params=["parameters", pytest.param("svi", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module", params=["parameters", pytest.param("svi", marks=pytest.mark.full)]
+)
 def fits(data, request):
     x, y = data
     if request.param == "parameters":
         fit = fit_at(normal_guide, x, y, 2)
         return {1: beside(fit, x, y, 1), 2: fit, 3: beside(fit, x, y, 3)}
     return {
-        k: nt.fit_svi(jax.random.key(k), model, AutoNormal, jnp.asarray(x[:, :k]), jnp.asarray(y), alpha=ALPHA)
+        k: nt.fit_svi(
+            jax.random.key(k),
+            model,
+            AutoNormal,
+            jnp.asarray(x[:, :k]),
+            jnp.asarray(y),
+            alpha=ALPHA,
+        )
         for k in (1, 2, 3)
     }
 
@@ -119,15 +161,24 @@ def columns(data):
 def test_group_has_these_columns_and_dims(comparison):
     group = comparison["model_comparison"]
     assert list(group.data_vars) == COLUMNS
-    assert {name: group[name].dims for name in COLUMNS} == dict.fromkeys(COLUMNS, ("model",))
+    assert {name: group[name].dims for name in COLUMNS} == dict.fromkeys(
+        COLUMNS, ("model",)
+    )
     np.testing.assert_array_equal(group["model"], [1, 2, 3])
     assert group.attrs == {"alpha": ALPHA, "selected": 2}
 
 
 def test_columns_are_those_of_the_fits(comparison, fits):
     found = columns(comparison)
-    for name, field in {"elbo": "value", "se": "se", "expected_log_lik": "expected_log_lik", "kl": "kl"}.items():
-        np.testing.assert_array_equal(found[name], [getattr(fit.elbo, field) for fit in fits.values()])
+    for name, field in {
+        "elbo": "value",
+        "se": "se",
+        "expected_log_lik": "expected_log_lik",
+        "kl": "kl",
+    }.items():
+        np.testing.assert_array_equal(
+            found[name], [getattr(fit.elbo, field) for fit in fits.values()]
+        )
 
 
 def test_certificates_are_those_of_the_elbos_and_their_prior(fits):
@@ -162,17 +213,23 @@ def test_elbo_is_the_closed_form_log_evidence(comparison, data):
 
 def test_elbo_is_alpha_log_lik_minus_kl(comparison):
     found = columns(comparison)
-    np.testing.assert_allclose(found["elbo"], ALPHA * found["expected_log_lik"] - found["kl"], atol=1e-3)
+    np.testing.assert_allclose(
+        found["elbo"], ALPHA * found["expected_log_lik"] - found["kl"], atol=1e-3
+    )
 
 
 def test_criterion_rank_and_weight_follow_from_elbo_and_prior(fits):
     log_prior = {3: math.log(0.6), 1: math.log(0.1), 2: math.log(0.2)}
     found = columns(nt.compare(fits, log_prior, num_samples=2))
     np.testing.assert_allclose(found["log_prior"], np.log([0.1, 0.2, 0.6]), rtol=1e-12)
-    np.testing.assert_allclose(found["criterion"], found["elbo"] + found["log_prior"], rtol=1e-12)
+    np.testing.assert_allclose(
+        found["criterion"], found["elbo"] + found["log_prior"], rtol=1e-12
+    )
     odds = np.exp(found["criterion"] - found["criterion"][1])
     np.testing.assert_allclose(found["weight"], odds / odds.sum(), rtol=1e-10)
-    np.testing.assert_array_equal(np.argsort(found["rank"]), np.argsort(-found["criterion"]))
+    np.testing.assert_array_equal(
+        np.argsort(found["rank"]), np.argsort(-found["criterion"])
+    )
 
 
 def test_weights_of_distant_models_do_not_overflow(fits):
@@ -181,11 +238,15 @@ def test_weights_of_distant_models_do_not_overflow(fits):
         "near": fits[1]._replace(elbo=elbo._replace(value=-1e5)),
         "far": fits[1]._replace(elbo=elbo._replace(value=-2e5)),
     }
-    np.testing.assert_array_equal(columns(nt.compare(distant, num_samples=2))["weight"], [1.0, 0.0])
+    np.testing.assert_array_equal(
+        columns(nt.compare(distant, num_samples=2))["weight"], [1.0, 0.0]
+    )
 
 
 def test_log_prior_is_uniform_by_default(comparison):
-    np.testing.assert_allclose(columns(comparison)["log_prior"], -math.log(3.0), rtol=1e-12)
+    np.testing.assert_allclose(
+        columns(comparison)["log_prior"], -math.log(3.0), rtol=1e-12
+    )
 
 
 def test_log_prior_can_change_the_selected_model(fits):
@@ -207,20 +268,27 @@ def test_log_prior_can_change_the_selected_model(fits):
 def test_dyadic_takes_positive_integers_for_k_and_else_counts(names, orders):
     weights = nt.dyadic(names)
     assert list(weights) == names
-    np.testing.assert_allclose(list(weights.values()), [-k * math.log(2.0) for k in orders], rtol=1e-14)
+    np.testing.assert_allclose(
+        list(weights.values()), [-k * math.log(2.0) for k in orders], rtol=1e-14
+    )
 
 
 def test_dyadic_is_a_log_prior(fits):
     chosen = {k: fits[k] for k in (3, 1)}
     np.testing.assert_allclose(
-        columns(nt.compare(chosen, nt.dyadic, num_samples=2))["log_prior"], np.log([1 / 8, 1 / 2]), rtol=1e-12
+        columns(nt.compare(chosen, nt.dyadic, num_samples=2))["log_prior"],
+        np.log([1 / 8, 1 / 2]),
+        rtol=1e-12,
     )
 
 
 @pytest.mark.parametrize(
     ("log_prior", "message"),
     [
-        ({1: math.log(0.5), 2: -math.inf, 3: math.log(0.5)}, r"must be finite.*of positive weights, got"),
+        (
+            {1: math.log(0.5), 2: -math.inf, 3: math.log(0.5)},
+            r"must be finite.*of positive weights, got",
+        ),
         ({1: math.nan, 2: -1.0, 3: -2.0}, r"must be finite.*of positive weights, got"),
         # b_K where log b_K belongs.
         ({1: 0.5, 2: 0.25, 3: 0.125}, r"^the prior weights.*sum to 4.0.*logarithms"),
@@ -241,11 +309,26 @@ def other_observed(fit):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda fit: fit._replace(observed=other_observed(fit)), r"values of site 'y' differ.*the same data"),
-        (lambda fit: fit._replace(observed={"y": fit.observed["y"][:-1]}), "values of site 'y' differ"),
-        (lambda fit: fit._replace(observed={"z": fit.observed["y"]}), r"observes \['y'\].*\['z'\]"),
-        (lambda fit: fit._replace(alpha=1.0), r"alpha 0.5 and fits.'second'. 1.0.*fit at one alpha"),
-        (lambda fit: fit._replace(alpha={"y": 0.5}), r"alpha 0.5 and fits.'second'. {'y': 0.5}.*one alpha"),
+        (
+            lambda fit: fit._replace(observed=other_observed(fit)),
+            r"values of site 'y' differ.*the same data",
+        ),
+        (
+            lambda fit: fit._replace(observed={"y": fit.observed["y"][:-1]}),
+            "values of site 'y' differ",
+        ),
+        (
+            lambda fit: fit._replace(observed={"z": fit.observed["y"]}),
+            r"observes \['y'\].*\['z'\]",
+        ),
+        (
+            lambda fit: fit._replace(alpha=1.0),
+            r"alpha 0.5 and fits.'second'. 1.0.*fit at one alpha",
+        ),
+        (
+            lambda fit: fit._replace(alpha={"y": 0.5}),
+            r"alpha 0.5 and fits.'second'. {'y': 0.5}.*one alpha",
+        ),
     ],
 )
 def test_fits_of_other_data_or_alpha_are_refused(fits, change, message):
@@ -270,7 +353,11 @@ class Known(NamedTuple):
 @pytest.mark.parametrize(
     ("name", "size"),
     # A mean near 0 has the rounding of the others.
-    [("count", 1000.0), ("means", np.array([7.0, 0.0])), ("means", np.array([0.0, 7.0]))],
+    [
+        ("count", 1000.0),
+        ("means", np.array([7.0, 0.0])),
+        ("means", np.array([0.0, 7.0])),
+    ],
 )
 @pytest.mark.parametrize("unit", [1.0, -1e-9])
 def test_numbers_of_data_differ_where_rounding_does_not_explain_it(name, size, unit):
@@ -279,14 +366,20 @@ def test_numbers_of_data_differ_where_rounding_does_not_explain_it(name, size, u
     def off_by(share):
         return Known(numbers | {name: numbers[name] + share * unit * size})
 
-    assert nt.compare({"one": off_by(0.0), "two": off_by(1e-5)}).attrs["selected"] == "one"
-    with pytest.raises(ValueError, match=f"the {name} differ between fits.'one'. .* and fits.'two'."):
+    assert (
+        nt.compare({"one": off_by(0.0), "two": off_by(1e-5)}).attrs["selected"] == "one"
+    )
+    with pytest.raises(
+        ValueError, match=f"the {name} differ between fits.'one'. .* and fits.'two'."
+    ):
         nt.compare({"one": off_by(0.0), "two": off_by(1e-3)})
 
 
 def test_missing_values_in_the_same_places_are_the_same_data(fits):
     gap = {"y": fits[1].observed["y"].at[0].set(jnp.nan)}
-    same = nt.compare({k: fits[k]._replace(observed=gap) for k in (1, 2)}, num_samples=2)
+    same = nt.compare(
+        {k: fits[k]._replace(observed=gap) for k in (1, 2)}, num_samples=2
+    )
     assert same.attrs["selected"] == 2
 
 
@@ -296,7 +389,10 @@ def test_nothing_to_compare_is_refused():
 
 
 def test_what_is_not_a_fit_is_refused(fits):
-    with pytest.raises(TypeError, match=r"fits\['params'\] is a dict, not a result of fit_svi.*has no ELBO"):
+    with pytest.raises(
+        TypeError,
+        match=r"fits\['params'\] is a dict, not a result of fit_svi.*has no ELBO",
+    ):
         nt.compare({"fit": fits[1], "params": fits[1].params})
 
 
@@ -315,7 +411,10 @@ def test_a_point_guide_is_refused(data, fitted):
         )
     else:
         point = fit_at(point_guide, x, y, 3)
-    with pytest.raises(ValueError, match=r"fits\['map'\] has an ELBO of -inf.*AutoDelta.*take AutoNormal, say"):
+    with pytest.raises(
+        ValueError,
+        match=r"fits\['map'\] has an ELBO of -inf.*AutoDelta.*take AutoNormal, say",
+    ):
         nt.compare({"map": point})
 
 
@@ -358,7 +457,10 @@ PRIORS = {
     "of the logarithm": dist.TransformedDistribution(
         dist.ImproperUniform(constraints.real, (), ()), dist.transforms.ExpTransform()
     ),
-    "one entry": dist.Normal(0.0, 1.0).expand([2]).mask(np.array([True, False])).to_event(1),
+    "one entry": dist.Normal(0.0, 1.0)
+    .expand([2])
+    .mask(np.array([True, False]))
+    .to_event(1),
     "proper": dist.Normal(0.0, 1.0).mask(np.array(True)),
 }
 
@@ -366,7 +468,9 @@ PRIORS = {
 @pytest.mark.parametrize("name", PRIORS)
 def test_improper_priors_are_found(name):
     values = {"theta": jnp.zeros(PRIORS[name].event_shape)}
-    trace = get_trace(handlers.substitute(location, values), (np.ones(6), PRIORS[name]), {})
+    trace = get_trace(
+        handlers.substitute(location, values), (np.ones(6), PRIORS[name]), {}
+    )
     assert improper_sites(trace) == (() if name == "proper" else ("theta",))
 
 
@@ -376,11 +480,17 @@ EARLY = nt.Convergence(False, 2.0, 2.0, 0.0, 2.0, 0.05, 100)
 def test_improper_priors_and_early_ends_are_refused(fits):
     # By its arbitrary constant a flat prior would win.
     flat = fits[2]._replace(elbo=fits[2].elbo._replace(improper=("theta",)))
-    with pytest.raises(ValueError, match=r"fits\['flat'\] has improper priors, of \['theta'\].*the place of"):
+    with pytest.raises(
+        ValueError,
+        match=r"fits\['flat'\] has improper priors, of \['theta'\].*the place of",
+    ):
         nt.compare({"flat": flat, "proper": fits[2]})
     early = {"early": fits[2]._replace(convergence=EARLY)}
     assert early["early"].converged is False
-    with pytest.raises(ValueError, match=r"fits\['early'\] has not converged: .* unconverged=\['early'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"fits\['early'\] has not converged: .* unconverged=\['early'\]",
+    ):
         nt.compare(early)
     comparison = nt.compare(early, unconverged=["early"], num_samples=50)
     assert comparison.attrs["selected"] == "early"
@@ -447,11 +557,24 @@ def test_what_is_no_tempered_density_has_no_certificate(model, words):
 
 def test_the_number_of_data_is_read_where_it_is_clear():
     def of(model, observed):
-        return _check_certifiable("a", get_trace(handlers.seed(model, 0), (observed,), {}), {"y": observed})
+        return _check_certifiable(
+            "a", get_trace(handlers.seed(model, 0), (observed,), {}), {"y": observed}
+        )
 
     y = np.arange(4.0)
     assert of(certified, y) == 4
     assert of(lambda y: certified(y, masked=True), y) is None
     assert of(certified, np.array([1.0, np.nan, 2.0, 3.0])) is None
-    assert of(lambda y: numpyro.sample("y", dist.Normal(0.0, 1.0).expand([4]).to_event(1), obs=y), y) is None
-    assert of(lambda y: numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y), np.ones((2, 2))) is None
+    assert (
+        of(
+            lambda y: numpyro.sample(
+                "y", dist.Normal(0.0, 1.0).expand([4]).to_event(1), obs=y
+            ),
+            y,
+        )
+        is None
+    )
+    assert (
+        of(lambda y: numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y), np.ones((2, 2)))
+        is None
+    )

@@ -19,7 +19,9 @@ def design(seed, n, d, rho=0.0):
 def linear_data(seed, n, d, rho=0.0, noise=1.0):
     rng = np.random.default_rng([seed, 1])
     theta = np.zeros(d)
-    theta[rng.choice(d, size=max(1, d // 4), replace=False)] = rng.normal(size=max(1, d // 4))
+    theta[rng.choice(d, size=max(1, d // 4), replace=False)] = rng.normal(
+        size=max(1, d // 4)
+    )
     x = design(seed, n, d, rho)
     return x, x @ theta + noise * rng.normal(size=n)
 
@@ -69,13 +71,23 @@ def linear_elbo_gamma(x, y, alpha, q, prior, gamma, gamma_prior):
     """The same with a Gamma factor (shape, rate) of 1/v."""
     (a, b), (a0, b0) = gamma, gamma_prior
     log_tau = digamma(a) - np.log(b)
-    log_lik = 0.5 * len(y) * (log_tau - np.log(2 * np.pi)) - 0.5 * a / b * squared_error(x, y, q)
-    of_gamma = (a - a0) * digamma(a) - gammaln(a) + gammaln(a0) + a0 * np.log(b / b0) + a * (b0 - b) / b
+    log_lik = 0.5 * len(y) * (
+        log_tau - np.log(2 * np.pi)
+    ) - 0.5 * a / b * squared_error(x, y, q)
+    of_gamma = (
+        (a - a0) * digamma(a)
+        - gammaln(a)
+        + gammaln(a0)
+        + a0 * np.log(b / b0)
+        + a * (b0 - b) / b
+    )
     return alpha * log_lik - kl(q, prior) - of_gamma
 
 
 def models(d):
-    return [np.array(gates, bool) for gates in itertools.product([False, True], repeat=d)]
+    return [
+        np.array(gates, bool) for gates in itertools.product([False, True], repeat=d)
+    ]
 
 
 def log_model_prior(gates, lam):
@@ -88,9 +100,16 @@ def log_evidence_of_model(x, y, alpha, s, v):
     n = len(y)
     cov = np.multiply.outer(v / alpha, np.eye(n)) + (x * s**2) @ x.T
     _, log_det = np.linalg.slogdet(cov)
-    square = np.linalg.solve(cov, np.broadcast_to(y[:, None], (*cov.shape[:-1], 1)))[..., 0] @ y
+    square = (
+        np.linalg.solve(cov, np.broadcast_to(y[:, None], (*cov.shape[:-1], 1)))[..., 0]
+        @ y
+    )
     gaussian = -0.5 * (n * np.log(2 * np.pi) + log_det + square)
-    return gaussian - 0.5 * alpha * n * np.log(2 * np.pi * v) + 0.5 * n * np.log(2 * np.pi * v / alpha)
+    return (
+        gaussian
+        - 0.5 * alpha * n * np.log(2 * np.pi * v)
+        + 0.5 * n * np.log(2 * np.pi * v / alpha)
+    )
 
 
 def enumerate_linear(x, y, alpha, prior, v):
@@ -99,7 +118,10 @@ def enumerate_linear(x, y, alpha, prior, v):
     logs, means = [], []
     for gates in models(x.shape[1]):
         part = x[:, gates]
-        logs.append(log_model_prior(gates, lam) + log_evidence_of_model(part, y, alpha, s[gates], v))
+        logs.append(
+            log_model_prior(gates, lam)
+            + log_evidence_of_model(part, y, alpha, s[gates], v)
+        )
         mean = np.zeros(len(gates))
         if gates.any():
             precision = alpha / v * part.T @ part + np.diag(1 / s[gates] ** 2)
@@ -107,7 +129,11 @@ def enumerate_linear(x, y, alpha, prior, v):
         means.append(mean)
     total = logsumexp(logs)
     weights = np.exp(np.array(logs) - total)
-    return total, weights @ np.array(models(x.shape[1]), float), weights @ np.array(means)
+    return (
+        total,
+        weights @ np.array(models(x.shape[1]), float),
+        weights @ np.array(means),
+    )
 
 
 def log_evidence_gamma(x, y, alpha, prior, gamma_prior, num=400):
@@ -117,7 +143,8 @@ def log_evidence_gamma(x, y, alpha, prior, gamma_prior, num=400):
     grid = np.linspace(-6.0, 6.0, num)
     evidence = logsumexp(
         [
-            log_model_prior(gates, lam) + log_evidence_of_model(x[:, gates], y, alpha, s[gates], np.exp(-grid))
+            log_model_prior(gates, lam)
+            + log_evidence_of_model(x[:, gates], y, alpha, s[gates], np.exp(-grid))
             for gates in models(x.shape[1])
         ],
         axis=0,
@@ -137,7 +164,11 @@ def linear_sweep(x, y, alpha, prior, v, mean, order):
         residual = y - x[:, others] @ mean[others]
         sigma[j] = (alpha * x[:, j] @ x[:, j] / v + 1 / s[j] ** 2) ** -0.5
         m[j] = sigma[j] ** 2 * alpha * x[:, j] @ residual / v
-        log_odds = np.log(lam[j] / (1 - lam[j])) + np.log(sigma[j] / s[j]) + m[j] ** 2 / (2 * sigma[j] ** 2)
+        log_odds = (
+            np.log(lam[j] / (1 - lam[j]))
+            + np.log(sigma[j] / s[j])
+            + m[j] ** 2 / (2 * sigma[j] ** 2)
+        )
         phi[j] = expit(log_odds)
         mean[j] = phi[j] * m[j]
     return phi, m, sigma
@@ -154,7 +185,9 @@ def logistic_objective(x, y, alpha, q, prior, xi=None):
     xi = np.sqrt(mean**2 + variance) if xi is None else xi
     lam = np.tanh(xi / 2) / (4 * xi)
     sign = 2 * y - 1
-    bound = np.log(expit(xi)) + (sign * mean - xi) / 2 - lam * (mean**2 + variance - xi**2)
+    bound = (
+        np.log(expit(xi)) + (sign * mean - xi) / 2 - lam * (mean**2 + variance - xi**2)
+    )
     return alpha * np.sum(bound) - kl(q, prior)
 
 
@@ -186,7 +219,9 @@ def logistic_elbo(x, y, alpha, q, prior, nodes=60):
         if weight > 0:
             u = x[:, gates] @ m[gates]
             deviation = np.sqrt((x[:, gates] ** 2) @ sigma[gates] ** 2)
-            total += weight * np.sum(log_lik_of(u[:, None] + deviation[:, None] * z, y[:, None]) @ w)
+            total += weight * np.sum(
+                log_lik_of(u[:, None] + deviation[:, None] * z, y[:, None]) @ w
+            )
     return alpha * total - kl(q, prior)
 
 
@@ -203,15 +238,30 @@ def logistic_log_evidence(x, y, alpha, prior, nodes):
         mode = np.zeros(k)
         for _ in range(100):
             p = expit(part @ mode)
-            hessian = alpha * part.T @ (part * (p * (1 - p))[:, None]) + np.diag(s[gates] ** -2)
-            mode = mode + 0.5 * np.linalg.solve(hessian, alpha * part.T @ (y - p) - mode / s[gates] ** 2)
+            hessian = alpha * part.T @ (part * (p * (1 - p))[:, None]) + np.diag(
+                s[gates] ** -2
+            )
+            mode = mode + 0.5 * np.linalg.solve(
+                hessian, alpha * part.T @ (y - p) - mode / s[gates] ** 2
+            )
         factor = np.linalg.inv(np.linalg.cholesky(hessian)).T
         standard = np.array(list(itertools.product(z, repeat=k))).reshape(nodes**k, k)
         points = mode + standard @ factor.T
-        log_weights = np.array(list(itertools.product(log_w, repeat=k))).reshape(nodes**k, k).sum(axis=1)
-        log_lik = sum(log_lik_of(points @ row, label) for row, label in zip(part, y, strict=True))
+        log_weights = (
+            np.array(list(itertools.product(log_w, repeat=k)))
+            .reshape(nodes**k, k)
+            .sum(axis=1)
+        )
+        log_lik = sum(
+            log_lik_of(points @ row, label) for row, label in zip(part, y, strict=True)
+        )
         # Prior density over that of the Gaussian about the mode.
-        log_ratio = -0.5 * np.sum((points / s[gates]) ** 2 - standard**2, axis=1) - np.sum(np.log(s[gates]))
+        log_ratio = -0.5 * np.sum(
+            (points / s[gates]) ** 2 - standard**2, axis=1
+        ) - np.sum(np.log(s[gates]))
         log_ratio = log_ratio + np.linalg.slogdet(factor)[1]
-        logs.append(log_model_prior(gates, lam) + logsumexp(alpha * log_lik + log_ratio + log_weights))
+        logs.append(
+            log_model_prior(gates, lam)
+            + logsumexp(alpha * log_lik + log_ratio + log_weights)
+        )
     return logsumexp(logs)

@@ -17,10 +17,15 @@ def divergence_by_quadrature(order, density_p, density_r, breaks):
         p, r = density_p(x), density_r(x)
         if order == 1.0:
             return p * np.log(p / r) if p > 0 else 0.0
-        return np.exp(order * np.log(p) + (1 - order) * np.log(r)) if p > 0 and r > 0 else 0.0
+        return (
+            np.exp(order * np.log(p) + (1 - order) * np.log(r))
+            if p > 0 and r > 0
+            else 0.0
+        )
 
     total = sum(
-        quad(integrand, left, right, epsabs=1e-14, epsrel=1e-13, limit=200)[0] for left, right in pairwise(breaks)
+        quad(integrand, left, right, epsabs=1e-14, epsrel=1e-13, limit=200)[0]
+        for left, right in pairwise(breaks)
     )
     return total if order == 1.0 else np.log(total) / (order - 1.0)
 
@@ -29,12 +34,19 @@ def divergence_of_gaussians_on_a_grid(order, m0, s0, m1, s1, width=14.0, number=
     """D_a of two Gaussians in the plane by the trapezoidal rule, which is exact to rounding for them."""
     centre, size = 0.5 * (m0 + m1), width
     axis = np.linspace(-size, size, number)
-    points = np.stack(np.meshgrid(centre[0] + axis, centre[1] + axis, indexing="ij"), axis=-1)
-    log_p, log_r = multivariate_normal(m0, s0).logpdf(points), multivariate_normal(m1, s1).logpdf(points)
+    points = np.stack(
+        np.meshgrid(centre[0] + axis, centre[1] + axis, indexing="ij"), axis=-1
+    )
+    log_p, log_r = (
+        multivariate_normal(m0, s0).logpdf(points),
+        multivariate_normal(m1, s1).logpdf(points),
+    )
     cell = (axis[1] - axis[0]) ** 2
     if order == 1.0:
         return np.sum(np.exp(log_p) * (log_p - log_r)) * cell
-    return np.log(np.sum(np.exp(order * log_p + (1 - order) * log_r)) * cell) / (order - 1.0)
+    return np.log(np.sum(np.exp(order * log_p + (1 - order) * log_r)) * cell) / (
+        order - 1.0
+    )
 
 
 def divergence_of_discrete(order, p, r):
@@ -65,7 +77,9 @@ def location_log_evidence(total, squares, n, alpha, prior_sd):
     """The log of the integral of L^alpha against the prior; alpha multiplies the precision of the data."""
     inflation = 1.0 + alpha * n * prior_sd**2
     quadratic = squares - alpha * prior_sd**2 * total**2 / inflation
-    return -0.5 * (alpha * n * np.log(2 * np.pi) + np.log(inflation) + alpha * quadratic)
+    return -0.5 * (
+        alpha * n * np.log(2 * np.pi) + np.log(inflation) + alpha * quadratic
+    )
 
 
 def location_divergence(m, v, alpha, mean, sd):
@@ -82,7 +96,9 @@ def location_expectations(n, alpha, prior_sd, mean):
     """
     precision = prior_sd**-2 + alpha * n
     shrink = alpha * n / precision
-    divergence = 0.5 * alpha * ((shrink - 1) ** 2 * mean**2 + shrink**2 / n + 1 / precision)
+    divergence = (
+        0.5 * alpha * ((shrink - 1) ** 2 * mean**2 + shrink**2 / n + 1 / precision)
+    )
     inflation = 1 + alpha * n * prior_sd**2
     squared_sum = (n * mean) ** 2 + n
     slack = 0.5 * np.log(inflation) + 0.5 * alpha * n * mean**2
@@ -95,7 +111,14 @@ def location_expectations(n, alpha, prior_sd, mean):
 def beta_bernoulli_log_evidence(ones, n, alpha, a=1.0, b=1.0):
     """The log of the integral of (p^ones (1-p)^(n-ones))^alpha against Beta(a, b)."""
     up, down = a + alpha * ones, b + alpha * (n - ones)
-    return gammaln(up) + gammaln(down) - gammaln(up + down) - gammaln(a) - gammaln(b) + gammaln(a + b)
+    return (
+        gammaln(up)
+        + gammaln(down)
+        - gammaln(up + down)
+        - gammaln(a)
+        - gammaln(b)
+        + gammaln(a + b)
+    )
 
 
 def gamma_poisson_log_evidence(total, log_factorials, n, alpha, shape=1.0, rate=1.0):

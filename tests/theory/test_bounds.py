@@ -83,7 +83,9 @@ def best_point(expectation, x, y, box=BOX):
     [("svb", HINGE), ("svb", LOGISTIC), ("oga", HINGE)],
     ids=["svb-hinge", "svb-logistic", "oga-hinge"],
 )
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 11))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 11))]
+)
 def test_svb_and_oga_keep_theorem_3_at_every_round(x64, name, expectation, seed):
     x, y, adaptive = streams(400, seed=seed)
     d = x.shape[-1]
@@ -93,8 +95,12 @@ def test_svb_and_oga_keep_theorem_3_at_every_round(x64, name, expectation, seed)
         c = schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
         rule = nt.online.svb(nt.online.svb_rate(c), box=BOX)
     else:
-        rule = nt.online.oga(schedules.oga_rate(lipschitz=lipschitz, diameter=diameter), box=BOX)
-    losses, labels = play(rule, expectation, MeanField(jnp.full(d, 1.0), jnp.full(d, 0.8)), x, y, adaptive)
+        rule = nt.online.oga(
+            schedules.oga_rate(lipschitz=lipschitz, diameter=diameter), box=BOX
+        )
+    losses, labels = play(
+        rule, expectation, MeanField(jnp.full(d, 1.0), jnp.full(d, 0.8)), x, y, adaptive
+    )
     bound = bounds.svb(np.arange(1, 401), lipschitz=lipschitz, diameter=diameter)
     regrets = []
     for s in range(len(STREAMS)):
@@ -115,19 +121,27 @@ def test_theorem_3_holds_in_a_ball_of_any_dimension(x64, name, d):
     x, y, adaptive = streams(num_rounds, d)
     lipschitz = nt.bounds.lipschitz(x.reshape(-1, d))
     diameter = nt.bounds.diameter(ball, d, point=name == "oga")
-    np.testing.assert_allclose(diameter**2, 4 * 1.5**2 + (0 if name == "oga" else 2 * 0.8**2))
+    np.testing.assert_allclose(
+        diameter**2, 4 * 1.5**2 + (0 if name == "oga" else 2 * 0.8**2)
+    )
     if name == "svb":
         c = schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
         rule = nt.online.svb(nt.online.svb_rate(c), box=ball)
     else:
-        rule = nt.online.oga(schedules.oga_rate(lipschitz=lipschitz, diameter=diameter), box=ball)
+        rule = nt.online.oga(
+            schedules.oga_rate(lipschitz=lipschitz, diameter=diameter), box=ball
+        )
     # From the side of the ball, in the first direction of the streams that have one.
     loc, scale = 1.5 * x[1, 0], jnp.full(d, 0.8 / np.sqrt(d))
     losses, labels = play(rule, LOGISTIC, MeanField(loc, scale), x, y, adaptive)
-    bound = bounds.svb(np.arange(1, num_rounds + 1), lipschitz=lipschitz, diameter=diameter)
+    bound = bounds.svb(
+        np.arange(1, num_rounds + 1), lipschitz=lipschitz, diameter=diameter
+    )
     regrets = []
     for s in range(len(STREAMS)):
-        best = hindsight.convex(softplus_losses, jnp.zeros(d), x[s], labels[s], box=ball)
+        best = hindsight.convex(
+            softplus_losses, jnp.zeros(d), x[s], labels[s], box=ball
+        )
         assert best.gap < 1e-5 * best.value
         one = jax.tree.map(lambda part, s=s: part[s], losses)
         assert_below(one, np.cumsum(best.losses) + bound.value + best.gap)
@@ -149,12 +163,17 @@ def test_theorem_2_holds_in_a_ball(x64):
     rounds, rng, ratios = np.arange(1, num_rounds + 1), np.random.default_rng(3), []
     for s in range(len(STREAMS)):
         one = jax.tree.map(lambda part, s=s: part[s], losses)
-        centres = [hindsight.hinge(x[s], labels[s], ball).theta, 0.5 * rng.normal(size=d) / np.sqrt(d)]
+        centres = [
+            hindsight.hinge(x[s], labels[s], ball).theta,
+            0.5 * rng.normal(size=d) / np.sqrt(d),
+        ]
         for loc in centres:
             q = MeanField(jnp.asarray(loc), jnp.full(d, 0.3))
             comparator = np.cumsum(expected_losses(HINGE, q, x[s], labels[s]))
             kl = float(nt.families.mean_field.kl(q, prior))
-            right = bounds.sva(rounds, step_size=rate, kl=kl, comparator=comparator, **constants)
+            right = bounds.sva(
+                rounds, step_size=rate, kl=kl, comparator=comparator, **constants
+            )
             assert_below(one, right.value)
             ratios.append((one.expected.sum() - comparator[-1]) / right.regret[-1])
     assert max(ratios) > 0.02
@@ -163,33 +182,50 @@ def test_theorem_2_holds_in_a_ball(x64):
 @pytest.mark.full
 @pytest.mark.parametrize("independent", [False, True], ids=["spherical", "independent"])
 @pytest.mark.parametrize("name", ["svb", "sva"])
-@pytest.mark.parametrize("family", [("student_t", 3.0), ("laplace", None)], ids=["student_t", "laplace"])
-def test_theorems_2_and_3_hold_for_location_scale_families(x64, name, family, independent):
+@pytest.mark.parametrize(
+    "family", [("student_t", 3.0), ("laplace", None)], ids=["student_t", "laplace"]
+)
+def test_theorems_2_and_3_hold_for_location_scale_families(
+    x64, name, family, independent
+):
     num_rounds, d = 200, 3
     x, y, adaptive = streams(num_rounds, d)
     heavy = nt.expectations.location_scale(HINGE, *family, independent=independent)
     prior = MeanField(jnp.full(d, 0.5), jnp.array([0.3, 0.5, 0.8]))
-    lipschitz, rounds = nt.bounds.lipschitz(x.reshape(-1, d)), np.arange(1, num_rounds + 1)
+    lipschitz, rounds = (
+        nt.bounds.lipschitz(x.reshape(-1, d)),
+        np.arange(1, num_rounds + 1),
+    )
     if name == "svb":
         diameter = nt.bounds.diameter(BOX, d)
         c = schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
         rule = nt.online.svb(nt.online.svb_rate(c), box=BOX)
     else:
-        constants = {"lipschitz": lipschitz, "strong_convexity": nt.bounds.strong_convexity(prior)}
+        constants = {
+            "lipschitz": lipschitz,
+            "strong_convexity": nt.bounds.strong_convexity(prior),
+        }
         rate = schedules.sva_rate(num_rounds, kl=3.0, **constants)
         rule = nt.online.sva(rate)
     losses, labels = play(rule, heavy, prior, x, y, adaptive)
     ratios = []
     for s in range(len(STREAMS)):
-        one, best = jax.tree.map(lambda part, s=s: part[s], losses), hindsight.hinge(x[s], labels[s], BOX)
+        one, best = (
+            jax.tree.map(lambda part, s=s: part[s], losses),
+            hindsight.hinge(x[s], labels[s], BOX),
+        )
         if name == "svb":
             comparator = np.cumsum(best.losses)
-            right = bounds.svb(rounds, lipschitz=lipschitz, diameter=diameter, comparator=comparator)
+            right = bounds.svb(
+                rounds, lipschitz=lipschitz, diameter=diameter, comparator=comparator
+            )
         else:
             q = MeanField(jnp.asarray(best.theta), jnp.full(d, 0.3))
             comparator = np.cumsum(expected_losses(heavy, q, x[s], labels[s]))
             kl = float(nt.families.mean_field.kl(q, prior))
-            right = bounds.sva(rounds, step_size=rate, kl=kl, comparator=comparator, **constants)
+            right = bounds.sva(
+                rounds, step_size=rate, kl=kl, comparator=comparator, **constants
+            )
         assert_below(one, right.value)
         ratios.append((one.expected.sum() - comparator[-1]) / right.regret[-1])
     assert max(ratios) > 0.02
@@ -224,7 +260,11 @@ def gaussians(prior, d, box, seed=3, number=4):
     for _ in range(number):
         loc = jnp.asarray(rng.uniform(-1, 1, d) * (1.5 if box is None else box.loc))
         scale = jnp.asarray(rng.uniform(0.05, 0.8, d))
-        yield MeanField(loc, scale) if isinstance(prior, MeanField) else FullRank(loc, jnp.diag(scale))
+        yield (
+            MeanField(loc, scale)
+            if isinstance(prior, MeanField)
+            else FullRank(loc, jnp.diag(scale))
+        )
 
 
 @pytest.mark.parametrize(
@@ -237,8 +277,12 @@ def gaussians(prior, d, box, seed=3, number=4):
     ],
     ids=["mean field", "box", "doubling", "full rank"],
 )
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 11))])
-def test_sva_keeps_theorem_2_at_every_round(x64, family, box, doubled, expectation, seed):
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 11))]
+)
+def test_sva_keeps_theorem_2_at_every_round(
+    x64, family, box, doubled, expectation, seed
+):
     num_rounds, d = 200, 2
     x, y, adaptive = streams(num_rounds, d, seed)
     scale = jnp.array([0.5, 0.8])
@@ -254,32 +298,55 @@ def test_sva_keeps_theorem_2_at_every_round(x64, family, box, doubled, expectati
     }
     horizon = 1 if doubled else num_rounds
     rate = schedules.sva_rate(horizon, kl=3.0, **constants)
-    rule = schedules.doubling(partial(nt.online.sva, box=box), rate) if doubled else nt.online.sva(rate, box=box)
+    rule = (
+        schedules.doubling(partial(nt.online.sva, box=box), rate)
+        if doubled
+        else nt.online.sva(rate, box=box)
+    )
     losses, labels = play(rule, expectation, prior, x, y, adaptive)
     rounds = np.arange(1, num_rounds + 1)
     ratios = []
     for s in range(len(STREAMS)):
         best = hindsight.gaussian(
-            expectation, prior, schedules.sva_rate(num_rounds, kl=3.0, **constants), x[s], labels[s], box=box
+            expectation,
+            prior,
+            schedules.sva_rate(num_rounds, kl=3.0, **constants),
+            x[s],
+            labels[s],
+            box=box,
         )
         comparators = [(best.expected, best.kl)]
         for q in gaussians(prior, d, box):
             comparators.append(
-                (np.asarray(expected_losses(expectation, q, x[s], labels[s])), float(kl(q, prior)))
+                (
+                    np.asarray(expected_losses(expectation, q, x[s], labels[s])),
+                    float(kl(q, prior)),
+                )
             )
         one = jax.tree.map(lambda part, s=s: part[s], losses)
         rights = []
         for expected, divergence in comparators:
             cumulative = np.cumsum(expected)
             if doubled:
-                first = bounds.sva(1, step_size=rate, kl=divergence, comparator=0.0, **constants)
+                first = bounds.sva(
+                    1, step_size=rate, kl=divergence, comparator=0.0, **constants
+                )
                 right = bounds.doubling(rounds, first, comparator=cumulative)
             else:
-                right = bounds.sva(rounds, step_size=rate, kl=divergence, comparator=cumulative, **constants)
+                right = bounds.sva(
+                    rounds,
+                    step_size=rate,
+                    kl=divergence,
+                    comparator=cumulative,
+                    **constants,
+                )
             assert_below(one, right.value)
             rights.append(right.value[-1])
         assert doubled or rights[0] == min(rights)
-        ratios.append((one.expected.sum() - best.expected.sum()) / (rights[0] - best.expected.sum()))
+        ratios.append(
+            (one.expected.sum() - best.expected.sum())
+            / (rights[0] - best.expected.sum())
+        )
     assert max(ratios) > 0.05
 
 
@@ -306,7 +373,9 @@ def worst_labels(num_rounds, lipschitz, constant):
     tiered([(2.0, 1.15, 1.25), (1.0, 0.9, 1.0)], unit=[(1.0, 0.9, 1.0)]),
     ids=["printed", "corrected"],
 )
-def test_the_printed_constant_of_theorem_3_fails_and_the_corrected_one_holds(x64, factor, low, high):
+def test_the_printed_constant_of_theorem_3_fails_and_the_corrected_one_holds(
+    x64, factor, low, high
+):
     num_rounds, lipschitz, box = 40_000, 0.01, Box(loc=1.0, scale=0.01)
     diameter = nt.bounds.diameter(box, d=1)
     c = factor * schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
@@ -330,22 +399,36 @@ def test_svb_keeps_the_logarithmic_bound_on_strongly_convex_losses(x64):
     rng = np.random.default_rng(0)
     squared = nt.expectations.squared()
     y = np.stack(
-        [np.where(np.arange(num_rounds) % 2, 1.0, -1.0), rng.uniform(-1, 1, num_rounds), np.ones(num_rounds)]
+        [
+            np.where(np.arange(num_rounds) % 2, 1.0, -1.0),
+            rng.uniform(-1, 1, num_rounds),
+            np.ones(num_rounds),
+        ]
     )
     x = np.ones((3, num_rounds, 1))
     # Against the mean: outcomes are ±1, as labels.
     adaptive = jnp.array([False, False, True])
     rule = nt.online.svb(schedules.svb_strongly_convex_rate(curvature), box=box)
     losses, shown = play(
-        rule, squared, MeanField(jnp.ones(1), jnp.full(1, 0.5)), jnp.asarray(x), jnp.asarray(y), adaptive
+        rule,
+        squared,
+        MeanField(jnp.ones(1), jnp.full(1, 0.5)),
+        jnp.asarray(x),
+        jnp.asarray(y),
+        adaptive,
     )
     lipschitz = nt.bounds.lipschitz_squared(x[0], np.ones(num_rounds), box)
     np.testing.assert_allclose(lipschitz, np.sqrt(17.0))
-    bound = bounds.svb_strongly_convex(np.arange(1, num_rounds + 1), lipschitz=lipschitz, curvature=curvature)
+    bound = bounds.svb_strongly_convex(
+        np.arange(1, num_rounds + 1), lipschitz=lipschitz, curvature=curvature
+    )
     for s in range(3):
         best = hindsight.squared(x[s], shown[s], box)
         np.testing.assert_allclose(best.theta, [np.mean(shown[s])], atol=1e-9)
-        assert_below(jax.tree.map(lambda part, s=s: part[s], losses), np.cumsum(best.losses) + bound.value)
+        assert_below(
+            jax.tree.map(lambda part, s=s: part[s], losses),
+            np.cumsum(best.losses) + bound.value,
+        )
 
 
 def weighted_average_losses(losses, rate):
@@ -372,11 +455,21 @@ def test_hedge_and_theorem_1_hold_on_experts(adversarial):
     suffered = np.cumsum(weighted_average_losses(losses, rate))
     rounds = np.arange(1, num_rounds + 1)
     best = np.cumsum(losses, axis=0)[:, np.argmin(losses.sum(0))]
-    hedge = bounds.hedge(rounds, num_experts, rate=rate, loss_range=loss_range, comparator=best)
+    hedge = bounds.hedge(
+        rounds, num_experts, rate=rate, loss_range=loss_range, comparator=best
+    )
     assert np.all(suffered <= hedge.value)
-    ewa = bounds.ewa(rounds, step_size=rate, loss_range=loss_range, kl=np.log(num_experts), comparator=best)
+    ewa = bounds.ewa(
+        rounds,
+        step_size=rate,
+        loss_range=loss_range,
+        kl=np.log(num_experts),
+        comparator=best,
+    )
     np.testing.assert_allclose(ewa.value, hedge.value, rtol=1e-12)
-    np.testing.assert_allclose(ewa.regret[-1], loss_range * np.sqrt(num_rounds * np.log(num_experts) / 2))
+    np.testing.assert_allclose(
+        ewa.regret[-1], loss_range * np.sqrt(num_rounds * np.log(num_experts) / 2)
+    )
     if adversarial:
         assert suffered[-1] - best[-1] > 0.2 * hedge.regret[-1]
 
@@ -399,9 +492,12 @@ def test_hedge_without_a_range_holds_for_an_exp_concave_loss():
 
 
 @pytest.mark.parametrize(
-    ("d", "num_rounds", "reach", "points"), tiered([(1, 120, 1.5, 2001), (2, 60, 0.5, 101)], unit=[])
+    ("d", "num_rounds", "reach", "points"),
+    tiered([(1, 120, 1.5, 2001), (2, 60, 0.5, 101)], unit=[]),
 )
-def test_ewa_under_a_uniform_prior_keeps_its_bound_against_the_best_point(x64, d, num_rounds, reach, points):
+def test_ewa_under_a_uniform_prior_keeps_its_bound_against_the_best_point(
+    x64, d, num_rounds, reach, points
+):
     x, y, adaptive = streams(num_rounds, d)
     axis = np.linspace(-reach, reach, points)
     grid = np.stack(np.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d)
@@ -415,10 +511,17 @@ def test_ewa_under_a_uniform_prior_keeps_its_bound_against_the_best_point(x64, d
     kl = schedules.point_kl(num_rounds, d, width)
     rate = schedules.ewa_rate(num_rounds, kl=kl, loss_range=loss_range)
     losses, labels = play(
-        nt.online.ewa_grid(grid, rate), HINGE, MeanField(jnp.zeros(d), jnp.ones(d)), x, y, adaptive
+        nt.online.ewa_grid(grid, rate),
+        HINGE,
+        MeanField(jnp.zeros(d), jnp.ones(d)),
+        x,
+        y,
+        adaptive,
     )
     rounds = np.arange(1, num_rounds + 1)
-    bound = bounds.ewa_point(rounds, step_size=rate, loss_range=loss_range, d=d, width=width)
+    bound = bounds.ewa_point(
+        rounds, step_size=rate, loss_range=loss_range, d=d, width=width
+    )
     ratios = []
     for s in range(len(STREAMS)):
         best = hindsight.hinge(x[s], labels[s], Box(loc=reach))
@@ -432,24 +535,36 @@ def test_equation_4_is_the_bound_of_the_average_with_its_lower_order_term():
     num_rounds, d, loss_range = 5000, 7, 2.5
     kl = schedules.point_kl(num_rounds, d)
     rate = schedules.ewa_rate(num_rounds, kl=kl, loss_range=loss_range)
-    np.testing.assert_allclose(rate, np.sqrt(8 * d * np.log(num_rounds / d) / num_rounds) / loss_range)
+    np.testing.assert_allclose(
+        rate, np.sqrt(8 * d * np.log(num_rounds / d) / num_rounds) / loss_range
+    )
     bound = bounds.ewa_point(num_rounds, step_size=rate, loss_range=loss_range, d=d)
     printed = loss_range * np.sqrt(d / (2 * num_rounds) * np.log(num_rounds / d))
     excess = bounds.online_to_batch(num_rounds, bound.regret).value
     np.testing.assert_allclose(excess, printed + d / num_rounds, rtol=1e-12)
     # The rate is the best for its divergence.
     for factor in (0.8, 1.25):
-        other = bounds.ewa_point(num_rounds, step_size=factor * rate, loss_range=loss_range, d=d)
+        other = bounds.ewa_point(
+            num_rounds, step_size=factor * rate, loss_range=loss_range, d=d
+        )
         assert other.value > bound.value
     # Terms by round, for the horizon of the last.
-    by_round = bounds.ewa_point([1, 50, num_rounds], step_size=rate, loss_range=loss_range, d=d)
+    by_round = bounds.ewa_point(
+        [1, 50, num_rounds], step_size=rate, loss_range=loss_range, d=d
+    )
     np.testing.assert_allclose(by_round.value[-1], bound.value)
-    np.testing.assert_allclose(by_round.divergence, kl / rate + d / num_rounds * np.array([1, 50, num_rounds]))
-    with pytest.raises(ValueError, match=r"num_rounds must exceed d / width = 7.*form has a bound"):
+    np.testing.assert_allclose(
+        by_round.divergence, kl / rate + d / num_rounds * np.array([1, 50, num_rounds])
+    )
+    with pytest.raises(
+        ValueError, match=r"num_rounds must exceed d / width = 7.*form has a bound"
+    ):
         schedules.point_kl(7, 7)
 
 
-@pytest.mark.parametrize("box", [None, pytest.param(BOX, marks=pytest.mark.full)], ids=["free", "box"])
+@pytest.mark.parametrize(
+    "box", [None, pytest.param(BOX, marks=pytest.mark.full)], ids=["free", "box"]
+)
 def test_sva_keeps_its_bound_against_the_best_point(x64, box):
     num_rounds, d = 200, 2
     x, y, adaptive = streams(num_rounds, d)
@@ -458,14 +573,20 @@ def test_sva_keeps_its_bound_against_the_best_point(x64, box):
         "lipschitz": nt.bounds.lipschitz(x.reshape(-1, d)),
         "strong_convexity": nt.bounds.strong_convexity(prior),
     }
-    rate = schedules.sva_rate(num_rounds, kl=schedules.point_kl(num_rounds, d), **constants)
+    rate = schedules.sva_rate(
+        num_rounds, kl=schedules.point_kl(num_rounds, d), **constants
+    )
     np.testing.assert_allclose(
         rate * constants["lipschitz"],
-        np.sqrt(constants["strong_convexity"] * d * np.log(num_rounds / d) / num_rounds),
+        np.sqrt(
+            constants["strong_convexity"] * d * np.log(num_rounds / d) / num_rounds
+        ),
     )
     losses, labels = play(nt.online.sva(rate, box=box), HINGE, prior, x, y, adaptive)
     rounds, ratios = np.arange(1, num_rounds + 1), []
-    printed = constants["lipschitz"] * rate / (constants["strong_convexity"] * np.sqrt(d))
+    printed = (
+        constants["lipschitz"] * rate / (constants["strong_convexity"] * np.sqrt(d))
+    )
     for s in range(len(STREAMS)):
         best = hindsight.hinge(x[s], labels[s], BOX)
         for scale in (None, printed):
@@ -486,21 +607,39 @@ def test_sva_keeps_its_bound_against_the_best_point(x64, box):
 def test_the_least_scale_is_the_least_by_another_solver():
     from scipy.optimize import minimize
 
-    prior, theta, rate, lipschitz = MeanField(jnp.zeros(3), jnp.array([0.5, 1.0, 4.0])), np.ones(3), 0.05, 2.0
+    prior, theta, rate, lipschitz = (
+        MeanField(jnp.zeros(3), jnp.array([0.5, 1.0, 4.0])),
+        np.ones(3),
+        0.05,
+        2.0,
+    )
     rounds = np.array([1, 30, 4000])
-    least = bounds.sva_point(rounds, step_size=rate, lipschitz=lipschitz, prior=prior, theta=theta)
+    least = bounds.sva_point(
+        rounds, step_size=rate, lipschitz=lipschitz, prior=prior, theta=theta
+    )
     unit = np.array([0.5, 1.0, 4.0])
     for t, value in zip(rounds, least.value, strict=True):
 
         def total(logs, t=t):
             sigma = np.exp(logs)
-            kl = 0.5 * np.sum((1.0 + sigma**2) / unit**2 - 1.0) + np.sum(np.log(unit / sigma))
-            return rate * lipschitz**2 * t * 16.0 + t * lipschitz * np.linalg.norm(sigma) + kl / rate
+            kl = 0.5 * np.sum((1.0 + sigma**2) / unit**2 - 1.0) + np.sum(
+                np.log(unit / sigma)
+            )
+            return (
+                rate * lipschitz**2 * t * 16.0
+                + t * lipschitz * np.linalg.norm(sigma)
+                + kl / rate
+            )
 
         other = minimize(total, np.zeros(3), method="BFGS", options={"gtol": 1e-9})
         np.testing.assert_allclose(value, other.fun, rtol=1e-9)
         one = bounds.sva_point(
-            t, step_size=rate, lipschitz=lipschitz, prior=prior, theta=theta, scale=np.exp(other.x)
+            t,
+            step_size=rate,
+            lipschitz=lipschitz,
+            prior=prior,
+            theta=theta,
+            scale=np.exp(other.x),
         )
         np.testing.assert_allclose(one.value, other.fun, rtol=1e-12)
 
@@ -512,11 +651,21 @@ def test_the_corollary_of_section_4_1_has_the_root_of_the_strong_convexity(unit)
     prior, ratios = MeanField(jnp.zeros(d), jnp.full(d, unit)), []
     for num_rounds in (1e20, 1e60, 1e180):
         rate = schedules.sva_rate(
-            num_rounds, kl=schedules.point_kl(num_rounds, d), lipschitz=lipschitz, strong_convexity=gamma
+            num_rounds,
+            kl=schedules.point_kl(num_rounds, d),
+            lipschitz=lipschitz,
+            strong_convexity=gamma,
         )
         leading = lipschitz * np.sqrt(num_rounds * d * np.log(num_rounds / d) / gamma)
-        arguments = {"step_size": rate, "lipschitz": lipschitz, "prior": prior, "theta": np.full(d, unit)}
-        printed = bounds.sva_point(num_rounds, scale=lipschitz * rate / (gamma * np.sqrt(d)), **arguments)
+        arguments = {
+            "step_size": rate,
+            "lipschitz": lipschitz,
+            "prior": prior,
+            "theta": np.full(d, unit),
+        }
+        printed = bounds.sva_point(
+            num_rounds, scale=lipschitz * rate / (gamma * np.sqrt(d)), **arguments
+        )
         least = bounds.sva_point(num_rounds, **arguments)
         ratios.append((printed.value / leading, least.value / leading))
     errors = np.abs(np.array(ratios) - [2.5, 1.5])
@@ -541,7 +690,12 @@ def coin_risk(theta, p):
 COIN_BOX = Box(loc=1.0, scale=0.5)
 COIN_DIAMETER = nt.bounds.diameter(COIN_BOX, 1)
 COIN_RULE = with_average(
-    nt.online.svb(nt.online.svb_rate(schedules.svb_constant(lipschitz=1.0, diameter=COIN_DIAMETER)), COIN_BOX)
+    nt.online.svb(
+        nt.online.svb_rate(
+            schedules.svb_constant(lipschitz=1.0, diameter=COIN_DIAMETER)
+        ),
+        COIN_BOX,
+    )
 )
 
 
@@ -555,7 +709,10 @@ def run_coins(x, labels):
 
 
 def averages_on_coins(p, num_seeds, num_rounds):
-    return (np.asarray(part, float) for part in run_coins(*coin_streams(num_seeds, num_rounds, p)))
+    return (
+        np.asarray(part, float)
+        for part in run_coins(*coin_streams(num_seeds, num_rounds, p))
+    )
 
 
 @pytest.mark.parametrize("p", tiered([0.55, 0.8], unit=[0.55]))
@@ -583,7 +740,9 @@ def test_the_risk_bound_fails_no_more_often_than_stated(delta):
 def test_the_risk_bound_is_wrong_for_data_that_are_not_independent():
     # One datum over and over says nothing of the fair coin that it came from.
     theta, total = run_coins(jnp.ones((100, 1)), jnp.ones((500, 100)))
-    bound = bounds.online_to_batch_risk(100, float(total[0]), loss_range=2.0, delta=0.05)
+    bound = bounds.online_to_batch_risk(
+        100, float(total[0]), loss_range=2.0, delta=0.05
+    )
     assert coin_risk(float(theta[0]), 0.5) > 1.5 * bound.value
 
 
@@ -593,7 +752,14 @@ def test_the_risk_bound_is_wrong_for_data_that_are_not_independent():
 def test_terms_add_up_and_are_equal_at_the_rate_of_the_theorem():
     rounds = np.array([1, 10, 1000])
     rate = schedules.sva_rate(1000, kl=2.0, lipschitz=3.0, strong_convexity=0.25)
-    bound = bounds.sva(rounds, step_size=rate, lipschitz=3.0, strong_convexity=0.25, kl=2.0, comparator=rounds)
+    bound = bounds.sva(
+        rounds,
+        step_size=rate,
+        lipschitz=3.0,
+        strong_convexity=0.25,
+        kl=2.0,
+        comparator=rounds,
+    )
     np.testing.assert_allclose(bound.stability, rate * 9.0 * rounds / 0.25)
     np.testing.assert_allclose(bound.divergence, 2.0 / rate)
     np.testing.assert_allclose(bound.value, bound.comparator + bound.regret)
@@ -603,7 +769,8 @@ def test_terms_add_up_and_are_equal_at_the_rate_of_the_theorem():
     np.testing.assert_allclose(svb.value, 6.0 * np.sqrt(2.0 * rounds))
     assert svb.comparator is None
     np.testing.assert_allclose(
-        bounds.svb_strongly_convex(rounds, lipschitz=3.0, curvature=2.0).value, 4.5 * (1 + np.log(rounds))
+        bounds.svb_strongly_convex(rounds, lipschitz=3.0, curvature=2.0).value,
+        4.5 * (1 + np.log(rounds)),
     )
 
 
@@ -614,22 +781,40 @@ def test_doubling_adds_up_the_phases(num_rounds):
     while start <= num_rounds:
         horizons.append(start)
         start *= 2
-    phases = sum(bounds.ewa(h, step_size=0.5 / np.sqrt(h), loss_range=1.5, kl=2.0).value for h in horizons)
+    phases = sum(
+        bounds.ewa(h, step_size=0.5 / np.sqrt(h), loss_range=1.5, kl=2.0).value
+        for h in horizons
+    )
     bound = bounds.doubling(num_rounds, first)
     np.testing.assert_allclose(bound.value, phases)
-    known = bounds.ewa(num_rounds, step_size=0.5 / np.sqrt(num_rounds), loss_range=1.5, kl=2.0)
+    known = bounds.ewa(
+        num_rounds, step_size=0.5 / np.sqrt(num_rounds), loss_range=1.5, kl=2.0
+    )
     assert bound.value <= np.sqrt(2) / (np.sqrt(2) - 1) * known.value
 
 
 def test_every_bound_names_its_source_and_assumptions():
     found = [
         bounds.ewa(1, step_size=1.0, loss_range=1.0, kl=1.0),
-        bounds.sva(1, step_size=1.0, lipschitz=1.0, strong_convexity=1.0, kl=1.0, comparator=0.0),
+        bounds.sva(
+            1,
+            step_size=1.0,
+            lipschitz=1.0,
+            strong_convexity=1.0,
+            kl=1.0,
+            comparator=0.0,
+        ),
         bounds.svb(1, lipschitz=1.0, diameter=1.0),
         bounds.svb_strongly_convex(1, lipschitz=1.0, curvature=1.0),
         bounds.hedge(1, 2, rate=1.0),
         bounds.ewa_point(9, step_size=1.0, loss_range=1.0, d=2),
-        bounds.sva_point(9, step_size=1.0, lipschitz=1.0, prior=MeanField(np.zeros(1), np.ones(1)), theta=[1.0]),
+        bounds.sva_point(
+            9,
+            step_size=1.0,
+            lipschitz=1.0,
+            prior=MeanField(np.zeros(1), np.ones(1)),
+            theta=[1.0],
+        ),
         bounds.online_to_batch(1, 1.0),
         bounds.online_to_batch_risk(1, 1.0, loss_range=1.0, delta=0.1),
     ]
@@ -643,35 +828,76 @@ def test_every_bound_names_its_source_and_assumptions():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bounds.svb(10, lipschitz=1.0, diameter=np.inf), "diameter must be positive and finite"),
-        (lambda: bounds.svb(0, lipschitz=1.0, diameter=1.0), "num_rounds must be positive"),
-        (lambda: bounds.svb([], lipschitz=1.0, diameter=1.0), "num_rounds must be positive"),
         (
-            lambda: bounds.sva(9, step_size=1.0, lipschitz=1.0, strong_convexity=1.0, kl=np.inf, comparator=0.0),
+            lambda: bounds.svb(10, lipschitz=1.0, diameter=np.inf),
+            "diameter must be positive and finite",
+        ),
+        (
+            lambda: bounds.svb(0, lipschitz=1.0, diameter=1.0),
+            "num_rounds must be positive",
+        ),
+        (
+            lambda: bounds.svb([], lipschitz=1.0, diameter=1.0),
+            "num_rounds must be positive",
+        ),
+        (
+            lambda: bounds.sva(
+                9,
+                step_size=1.0,
+                lipschitz=1.0,
+                strong_convexity=1.0,
+                kl=np.inf,
+                comparator=0.0,
+            ),
             r"kl must be at least 0 and finite.*prior excludes.*under a Gaussian prior",
         ),
         (
-            lambda: bounds.sva(9, step_size=1.0, lipschitz=0.0, strong_convexity=1.0, kl=1.0, comparator=0.0),
+            lambda: bounds.sva(
+                9,
+                step_size=1.0,
+                lipschitz=0.0,
+                strong_convexity=1.0,
+                kl=1.0,
+                comparator=0.0,
+            ),
             r"lipschitz must be positive.*and finite, got",
         ),
         (
             lambda: bounds.ewa(9, step_size=1.0, loss_range=np.inf, kl=1.0),
             "loss_range must be positive and finite",
         ),
-        (lambda: bounds.svb_strongly_convex(9, lipschitz=1.0, curvature=0.0), "curvature must be positive"),
-        (lambda: bounds.hedge(9, 0, rate=1.0), r"num_experts must be positive.*and finite, got"),
+        (
+            lambda: bounds.svb_strongly_convex(9, lipschitz=1.0, curvature=0.0),
+            "curvature must be positive",
+        ),
+        (
+            lambda: bounds.hedge(9, 0, rate=1.0),
+            r"num_experts must be positive.*and finite, got",
+        ),
         (
             lambda: bounds.sva_point(
-                9, step_size=1.0, lipschitz=1.0, prior=MeanField(np.zeros(2), np.ones(2)), theta=[1.0]
+                9,
+                step_size=1.0,
+                lipschitz=1.0,
+                prior=MeanField(np.zeros(2), np.ones(2)),
+                theta=[1.0],
             ),
             r"theta must have shape \(2,\).*means, got",
         ),
-        (lambda: bounds.online_to_batch_risk(9, 1.0, loss_range=1.0, delta=1.0), "probability of failure"),
+        (
+            lambda: bounds.online_to_batch_risk(9, 1.0, loss_range=1.0, delta=1.0),
+            "probability of failure",
+        ),
         (
             lambda: bounds.doubling(9, bounds.svb(1, lipschitz=1.0, diameter=1.0)),
             r"^doubling takes the.*bound of one round by ewa or sva.*got one of",
         ),
-        (lambda: bounds.doubling(9, bounds.ewa([1, 2], step_size=1.0, loss_range=1.0, kl=1.0)), "one round"),
+        (
+            lambda: bounds.doubling(
+                9, bounds.ewa([1, 2], step_size=1.0, loss_range=1.0, kl=1.0)
+            ),
+            "one round",
+        ),
     ],
 )
 def test_a_bound_refuses_what_its_theorem_does_not_admit(call, message):

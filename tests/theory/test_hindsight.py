@@ -54,7 +54,9 @@ def test_no_point_of_a_grid_is_better_and_one_is_nearly_as_good(name, bound, d):
     x, y = data(name, 60, d)
     best = solve(x, y, box=Box(loc=bound))
     assert np.all(np.abs(best.theta) <= bound)
-    np.testing.assert_allclose(best.losses, loss(x @ best.theta, y), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        best.losses, loss(x @ best.theta, y), rtol=1e-12, atol=1e-12
+    )
     np.testing.assert_allclose(best.value, best.losses.sum(), rtol=1e-12)
     assert -1e-12 <= best.gap < 1e-7 * best.value
     points = 4001 if d == 1 else 301
@@ -62,7 +64,9 @@ def test_no_point_of_a_grid_is_better_and_one_is_nearly_as_good(name, bound, d):
     assert best.value <= least + 1e-9
     # The nearest grid point is half a step away in each coordinate.
     half = bound / (points - 1)
-    slope = np.abs(x).sum() * (2 * np.max(np.abs(y) + np.abs(x).sum(1) * bound) if name == "squared" else 1.0)
+    slope = np.abs(x).sum() * (
+        2 * np.max(np.abs(y) + np.abs(x).sum(1) * bound) if name == "squared" else 1.0
+    )
     assert least <= best.value + half * slope
 
 
@@ -85,38 +89,66 @@ def test_the_best_in_a_ball_is_that_of_a_grid(name):
     np.testing.assert_allclose(wide.value, solve(x, y).value, rtol=1e-6)
     np.testing.assert_allclose(best.losses, loss(x @ best.theta, y), rtol=1e-5)
     # A smoothed loss leaves a gap for losses with kinks, float32 one for convex.
-    assert -1e-12 <= best.gap < (1e-3 if name in ("hinge", "absolute", "pinball") else 1e-5) * best.value
+    assert (
+        -1e-12
+        <= best.gap
+        < (1e-3 if name in ("hinge", "absolute", "pinball") else 1e-5) * best.value
+    )
     radii, angles = np.linspace(0, 0.35, 120), np.linspace(0, 2 * np.pi, 720)
-    points = np.stack([np.outer(radii, np.cos(angles)), np.outer(radii, np.sin(angles))], -1).reshape(-1, 2)
+    points = np.stack(
+        [np.outer(radii, np.cos(angles)), np.outer(radii, np.sin(angles))], -1
+    ).reshape(-1, 2)
     least = loss(points @ x.T, y).sum(-1).min()
     assert best.lower <= least * (1 + 1e-7)
     assert best.value <= least * (1 + 1e-4)
     if name in ("hinge", "squared"):
-        with pytest.raises(ValueError, match=r"best Gaussian in a Ball is not supported.*Box, or take"):
-            hindsight.gaussian(HINGE, MeanField(jnp.zeros(2), jnp.ones(2)), 1.0, x, np.sign(y), box=ball)
+        with pytest.raises(
+            ValueError, match=r"best Gaussian in a Ball is not supported.*Box, or take"
+        ):
+            hindsight.gaussian(
+                HINGE,
+                MeanField(jnp.zeros(2), jnp.ones(2)),
+                1.0,
+                x,
+                np.sign(y),
+                box=ball,
+            )
 
 
 def test_medians_quantiles_and_means_are_found():
     y = np.random.default_rng(0).normal(size=101) * 10
     ones = np.ones((101, 1))
-    np.testing.assert_allclose(hindsight.absolute(ones, y).theta, [np.median(y)], rtol=1e-9)
+    np.testing.assert_allclose(
+        hindsight.absolute(ones, y).theta, [np.median(y)], rtol=1e-9
+    )
     level = hindsight.pinball(ones, y, 0.25).theta[0]
     np.testing.assert_allclose(level, np.sort(y)[25], rtol=1e-9)
-    np.testing.assert_allclose(hindsight.squared(ones, y).theta, [np.mean(y)], rtol=1e-9)
-    np.testing.assert_allclose(hindsight.squared(ones, y, box=Box(loc=0.01)).theta, [0.01 * np.sign(np.mean(y))])
+    np.testing.assert_allclose(
+        hindsight.squared(ones, y).theta, [np.mean(y)], rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        hindsight.squared(ones, y, box=Box(loc=0.01)).theta,
+        [0.01 * np.sign(np.mean(y))],
+    )
     half = hindsight.pinball(ones, y, 0.5)
-    np.testing.assert_allclose(2 * half.value, hindsight.absolute(ones, y).value, rtol=1e-12)
+    np.testing.assert_allclose(
+        2 * half.value, hindsight.absolute(ones, y).value, rtol=1e-12
+    )
 
 
 def test_least_squares_agrees_with_the_normal_equations():
     x, y = data("squared", 200, 7)
     best = hindsight.squared(x, y)
-    np.testing.assert_allclose(best.theta, np.linalg.solve(x.T @ x, x.T @ y), rtol=1e-10)
+    np.testing.assert_allclose(
+        best.theta, np.linalg.solve(x.T @ x, x.T @ y), rtol=1e-10
+    )
     assert best.gap < 1e-9 * best.value
     # Features of very different size, and one that says nothing.
     scale = np.array([1e-6, 1.0, 1e6, 1.0, 1.0, 0.0, 1.0])
     scaled = hindsight.squared(x * scale, y)
-    np.testing.assert_allclose(scaled.value, hindsight.squared(x[:, scale > 0], y).value, rtol=1e-10)
+    np.testing.assert_allclose(
+        scaled.value, hindsight.squared(x[:, scale > 0], y).value, rtol=1e-10
+    )
 
 
 def test_the_logistic_minimum_has_the_log_odds(x64):
@@ -125,7 +157,9 @@ def test_the_logistic_minimum_has_the_log_odds(x64):
     np.testing.assert_allclose(best.theta, [np.log(3)], rtol=1e-6)
     np.testing.assert_allclose(best.value, 3 * np.log(4 / 3) + np.log(4), rtol=1e-12)
     assert best.gap < 1e-5
-    boxed = hindsight.convex(softplus_losses, jnp.zeros(1), jnp.ones((4, 1)), y, box=Box(loc=0.5))
+    boxed = hindsight.convex(
+        softplus_losses, jnp.zeros(1), jnp.ones((4, 1)), y, box=Box(loc=0.5)
+    )
     np.testing.assert_allclose(boxed.theta, [0.5])
     np.testing.assert_allclose(boxed.gap, 0.0, atol=1e-10)
 
@@ -136,8 +170,12 @@ def test_an_expectation_gives_its_own_loss(x64):
     first = hindsight.convex(expectation, jnp.zeros(3), x, y)
     second = hindsight.convex(softplus_losses, jnp.zeros(3), x, y)
     np.testing.assert_allclose(first.value, second.value, rtol=1e-12)
-    with pytest.raises(TypeError, match=r"^the expectation has.*no loss function.*loss as a function"):
-        hindsight.convex(nt.expectations.gauss_hermite(predictor="eta"), jnp.zeros(3), x, y)
+    with pytest.raises(
+        TypeError, match=r"^the expectation has.*no loss function.*loss as a function"
+    ):
+        hindsight.convex(
+            nt.expectations.gauss_hermite(predictor="eta"), jnp.zeros(3), x, y
+        )
 
 
 def test_in_float32_the_value_is_right_to_rounding():
@@ -156,14 +194,20 @@ def test_in_float32_the_value_is_right_to_rounding():
     st.integers(0, 999),
 )
 @settings(deadline=None, max_examples=60)
-def test_no_parameter_of_the_box_is_below_the_certificate(name, d, num_rounds, bound, seed):
+def test_no_parameter_of_the_box_is_below_the_certificate(
+    name, d, num_rounds, bound, seed
+):
     solve, loss = LOSSES[name]
     x, y = data(name, num_rounds, d, seed)
     best = solve(x, y, box=Box(loc=bound))
     rng = np.random.default_rng(seed)
     near = best.theta + rng.normal(size=(50, d)) * 10.0 ** rng.uniform(-6, 0, (50, 1))
-    theta = np.clip(np.concatenate([near, rng.uniform(-bound, bound, (50, d))]), -bound, bound)
-    assert loss(theta @ x.T, y).sum(-1).min() >= best.lower - 1e-9 * max(1.0, best.value)
+    theta = np.clip(
+        np.concatenate([near, rng.uniform(-bound, bound, (50, d))]), -bound, bound
+    )
+    assert loss(theta @ x.T, y).sum(-1).min() >= best.lower - 1e-9 * max(
+        1.0, best.value
+    )
     assert best.gap <= 1e-6 * max(best.value, 1e-3)
 
 
@@ -207,7 +251,9 @@ def test_features_that_are_copies_are_no_trouble():
     twice = hindsight.absolute(np.hstack([x, x]), y)
     np.testing.assert_allclose(once.value, twice.value, rtol=1e-9)
     np.testing.assert_allclose(
-        hindsight.squared(x, y).value, hindsight.squared(np.hstack([x, x]), y).value, rtol=1e-9
+        hindsight.squared(x, y).value,
+        hindsight.squared(np.hstack([x, x]), y).value,
+        rtol=1e-9,
     )
 
 
@@ -226,11 +272,15 @@ def test_a_stream_of_two_hundred_thousand_rounds_is_certified():
 def quadratic_comparator(x, y, rate, loc, covariance):
     """Minimiser of the expected squared losses plus KL/rate: Bayes with noise of variance 1/(2 rate)."""
     precision = np.linalg.inv(covariance) + 2 * rate * x.T @ x
-    mean = np.linalg.solve(precision, np.linalg.solve(covariance, loc) + 2 * rate * x.T @ y)
+    mean = np.linalg.solve(
+        precision, np.linalg.solve(covariance, loc) + 2 * rate * x.T @ y
+    )
     return mean, precision
 
 
-@pytest.mark.parametrize("family", tiered(["mean field", "full rank"], unit=["full rank"]))
+@pytest.mark.parametrize(
+    "family", tiered(["mean field", "full rank"], unit=["full rank"])
+)
 def test_the_best_gaussian_of_the_squared_loss_is_bayes(x64, family):
     x, y = data("squared", 30, 3)
     loc, scale = np.array([0.5, 0.0, -0.2]), np.array([0.5, 1.0, 2.0])
@@ -240,13 +290,22 @@ def test_the_best_gaussian_of_the_squared_loss_is_bayes(x64, family):
         covariance = np.diag(scale**2)
     else:
         factor = np.array([[0.5, 0, 0], [0.3, 1.0, 0], [-0.5, 0.2, 0.8]])
-        prior, covariance = FullRank(jnp.asarray(loc), jnp.asarray(factor)), factor @ factor.T
+        prior, covariance = (
+            FullRank(jnp.asarray(loc), jnp.asarray(factor)),
+            factor @ factor.T,
+        )
     mean, precision = quadratic_comparator(x, y, 0.7, loc, covariance)
     best = hindsight.gaussian(nt.expectations.squared(), prior, 0.7, x, y)
     np.testing.assert_allclose(best.q.loc, mean, rtol=1e-4, atol=1e-5)
-    own = np.diag(best.q.scale**2) if family == "mean field" else np.asarray(best.q.factor @ best.q.factor.T)
+    own = (
+        np.diag(best.q.scale**2)
+        if family == "mean field"
+        else np.asarray(best.q.factor @ best.q.factor.T)
+    )
     np.testing.assert_allclose(own, np.linalg.inv(precision), rtol=1e-3, atol=1e-5)
-    expected = (y - x @ np.asarray(best.q.loc)) ** 2 + np.einsum("ti,ij,tj->t", x, own, x)
+    expected = (y - x @ np.asarray(best.q.loc)) ** 2 + np.einsum(
+        "ti,ij,tj->t", x, own, x
+    )
     np.testing.assert_allclose(best.expected, expected, rtol=1e-10)
     # The objective is minus the log evidence over the rate, up to a constant: its least value is known.
     least = (
@@ -274,7 +333,10 @@ def test_a_box_holds_the_best_gaussian(x64):
     x, y = data("hinge", 40, 2)
     prior = MeanField(jnp.zeros(2), jnp.ones(2))
     free = hindsight.gaussian(HINGE, prior, 1.0, x, y)
-    box = Box(loc=0.5 * float(np.abs(free.q.loc).max()), scale=0.5 * float(np.min(free.q.scale)))
+    box = Box(
+        loc=0.5 * float(np.abs(free.q.loc).max()),
+        scale=0.5 * float(np.min(free.q.scale)),
+    )
     best = hindsight.gaussian(HINGE, prior, 1.0, x, y, box=box)
     assert np.max(np.abs(best.q.loc)) <= box.loc * (1 + 1e-12)
     assert np.max(best.q.scale) <= box.scale * (1 + 1e-12)
@@ -284,13 +346,41 @@ def test_a_box_holds_the_best_gaussian(x64):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: hindsight.hinge([[1.0]], [0.0]), ValueError, r"^hinge needs.*labels y in \{-1, 1\}"),
-        (lambda: hindsight.absolute([[1.0]], [0.0, 1.0]), ValueError, r"expected x of shape.*and y of shape"),
-        (lambda: hindsight.squared([1.0], [0.0]), ValueError, r"expected x of shape.*and y of shape"),
-        (lambda: hindsight.squared([[np.nan]], [0.0]), ValueError, r"must be finite.*that were rejected"),
-        (lambda: hindsight.pinball([[1.0]], [0.0], 1.0), ValueError, r"level must be in \(0, 1\)"),
-        (lambda: hindsight.absolute([[1.0]], [0.0], box=Box(loc=-1.0)), ValueError, r"box\.loc must be positive"),
-        (lambda: hindsight.convex(lambda theta: theta[0] ** 2, [1.0]), ValueError, r"losses of shape \(T,\)"),
+        (
+            lambda: hindsight.hinge([[1.0]], [0.0]),
+            ValueError,
+            r"^hinge needs.*labels y in \{-1, 1\}",
+        ),
+        (
+            lambda: hindsight.absolute([[1.0]], [0.0, 1.0]),
+            ValueError,
+            r"expected x of shape.*and y of shape",
+        ),
+        (
+            lambda: hindsight.squared([1.0], [0.0]),
+            ValueError,
+            r"expected x of shape.*and y of shape",
+        ),
+        (
+            lambda: hindsight.squared([[np.nan]], [0.0]),
+            ValueError,
+            r"must be finite.*that were rejected",
+        ),
+        (
+            lambda: hindsight.pinball([[1.0]], [0.0], 1.0),
+            ValueError,
+            r"level must be in \(0, 1\)",
+        ),
+        (
+            lambda: hindsight.absolute([[1.0]], [0.0], box=Box(loc=-1.0)),
+            ValueError,
+            r"box\.loc must be positive",
+        ),
+        (
+            lambda: hindsight.convex(lambda theta: theta[0] ** 2, [1.0]),
+            ValueError,
+            r"losses of shape \(T,\)",
+        ),
         (
             lambda: hindsight.gaussian(
                 nt.expectations.monte_carlo(lambda theta, x: theta[0] * x),
@@ -303,13 +393,20 @@ def test_a_box_holds_the_best_gaussian(x64):
         ),
         (
             lambda: hindsight.gaussian(
-                nt.expectations.hinge(), FullRank(jnp.zeros(1), jnp.eye(1)), 1.0, [[1.0]], [1.0], box=Box(loc=1.0)
+                nt.expectations.hinge(),
+                FullRank(jnp.zeros(1), jnp.eye(1)),
+                1.0,
+                [[1.0]],
+                [1.0],
+                box=Box(loc=1.0),
             ),
             ValueError,
             r"a box on a full covariance.*supported: leave it out",
         ),
         (
-            lambda: hindsight.gaussian(nt.expectations.hinge(), Box(), 1.0, [[1.0]], [1.0]),
+            lambda: hindsight.gaussian(
+                nt.expectations.hinge(), Box(), 1.0, [[1.0]], [1.0]
+            ),
             TypeError,
             r"^the comparator is a.*MeanField or FullRank.*a prior of Box",
         ),

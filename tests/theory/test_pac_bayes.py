@@ -23,7 +23,11 @@ def inverse(p, budget):
     edge = 1.0 - 1e-15
     if binary_kl(p, edge) <= budget:
         return 1.0
-    return brentq(lambda q: binary_kl(p, q) - budget, p, edge, xtol=1e-14) if budget > 0 else p
+    return (
+        brentq(lambda q: binary_kl(p, q) - budget, p, edge, xtol=1e-14)
+        if budget > 0
+        else p
+    )
 
 
 # The formulas.
@@ -47,7 +51,11 @@ def test_the_value_is_the_inverse_of_the_theorem():
     budget = (12.0 + math.log(2.0 * math.sqrt(569) / 0.1)) / 569
     np.testing.assert_allclose(certificate.value, inverse(0.05, budget), rtol=1e-12)
     np.testing.assert_allclose(certificate.complexity, budget, rtol=1e-14)
-    assert (certificate.delta, certificate.estimate, certificate.inverse_temperature) == (0.1, False, None)
+    assert (
+        certificate.delta,
+        certificate.estimate,
+        certificate.inverse_temperature,
+    ) == (0.1, False, None)
     assert certificate.empirical_bound == certificate.empirical_risk == 0.05
 
 
@@ -56,15 +64,21 @@ def test_the_constant_of_the_theorem_bounds_the_moment_for_few_data_too():
     for n in range(1, 200):
         k = np.arange(n + 1)
         choose = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
-        total = np.exp(choose + n * (rel_entr(k / n, 1.0) + rel_entr(1 - k / n, 1.0))).sum()
+        total = np.exp(
+            choose + n * (rel_entr(k / n, 1.0) + rel_entr(1 - k / n, 1.0))
+        ).sum()
         assert total <= 2.0 * math.sqrt(n) * (1 + 1e-12), n
 
 
 def test_draws_are_paid_for_first():
-    certificate = bounds.pac_bayes(0.05, 12.0, 569, num_draws=1000, delta_draws=0.02, grid_size=4)
+    certificate = bounds.pac_bayes(
+        0.05, 12.0, 569, num_draws=1000, delta_draws=0.02, grid_size=4
+    )
     expected = inverse(0.05, math.log(2 * 4 / 0.02) / 1000)
     np.testing.assert_allclose(certificate.empirical_bound, expected, rtol=1e-12)
-    np.testing.assert_allclose(certificate.value, bounds.pac_bayes(expected, 12.0, 569).value, rtol=1e-12)
+    np.testing.assert_allclose(
+        certificate.value, bounds.pac_bayes(expected, 12.0, 569).value, rtol=1e-12
+    )
     np.testing.assert_allclose(certificate.delta, 0.07)
     assert any("1000 draws" in text for text in certificate.assumptions)
     assert any("4 posteriors" in text for text in certificate.assumptions)
@@ -72,12 +86,16 @@ def test_draws_are_paid_for_first():
 
 def test_catoni_is_the_formula_at_its_best_inverse_temperature():
     lambdas = np.array([50.0, 300.0, 2000.0])
-    certificate = bounds.pac_bayes(0.05, 12.0, 569, method="catoni", inverse_temperature=lambdas)
+    certificate = bounds.pac_bayes(
+        0.05, 12.0, 569, method="catoni", inverse_temperature=lambdas
+    )
     spent = (12.0 + math.log(3 / 0.05)) / 569
     each = (1 - np.exp(-lambdas * 0.05 / 569 - spent)) / (1 - np.exp(-lambdas / 569))
     np.testing.assert_allclose(certificate.value, each.min(), rtol=1e-12)
     assert certificate.inverse_temperature == lambdas[each.argmin()]
-    coupled = bounds.pac_bayes(0.05, 12.0, 569, method="catoni", inverse_temperature=300.0, grid_size=3)
+    coupled = bounds.pac_bayes(
+        0.05, 12.0, 569, method="catoni", inverse_temperature=300.0, grid_size=3
+    )
     np.testing.assert_allclose(coupled.value, each[1], rtol=1e-12)
 
 
@@ -85,12 +103,22 @@ def test_catoni_at_most_costs_what_hoeffding_does():
     """Its linear form, risk + (KL + log 1/delta)/lambda + lambda/(8n), is larger at each lambda."""
     lambdas = np.geomspace(1.0, 5000.0, 40)
     for value in lambdas:
-        certificate = bounds.pac_bayes(0.2, 3.0, 500, method="catoni", inverse_temperature=value)
-        assert certificate.value <= min(0.2 + (3.0 + math.log(20)) / value + value / 4000, 1.0) + 1e-12
+        certificate = bounds.pac_bayes(
+            0.2, 3.0, 500, method="catoni", inverse_temperature=value
+        )
+        assert (
+            certificate.value
+            <= min(0.2 + (3.0 + math.log(20)) / value + value / 4000, 1.0) + 1e-12
+        )
 
 
 @settings(deadline=None, max_examples=30)
-@given(risk=st.floats(0.0, 1.0), kl=st.floats(0.0, 50.0), low=st.floats(-5.0, 5.0), width=st.floats(0.1, 10.0))
+@given(
+    risk=st.floats(0.0, 1.0),
+    kl=st.floats(0.0, 50.0),
+    low=st.floats(-5.0, 5.0),
+    width=st.floats(0.1, 10.0),
+)
 def test_losses_are_scaled_to_the_unit_interval(risk, kl, low, width):
     one = bounds.pac_bayes(risk, kl, 200)
     inside = min(max(low + width * risk, low), low + width)
@@ -101,13 +129,17 @@ def test_losses_are_scaled_to_the_unit_interval(risk, kl, low, width):
 
 
 def test_arrays_broadcast_and_priors_are_weighted():
-    certificate = bounds.pac_bayes([0.05, 0.1], [12.0, 3.0], 569, log_prior=np.log([0.5, 0.25]))
+    certificate = bounds.pac_bayes(
+        [0.05, 0.1], [12.0, 3.0], 569, log_prior=np.log([0.5, 0.25])
+    )
     single = [
         bounds.pac_bayes(r, k - w, 569).value
         for r, k, w in zip([0.05, 0.1], [12.0, 3.0], np.log([0.5, 0.25]), strict=True)
     ]
     np.testing.assert_allclose(certificate.value, single, rtol=1e-13)
-    grid = bounds.pac_bayes([0.05, 0.1], 3.0, 569, method="catoni", inverse_temperature=[100.0, 500.0])
+    grid = bounds.pac_bayes(
+        [0.05, 0.1], 3.0, 569, method="catoni", inverse_temperature=[100.0, 500.0]
+    )
     assert grid.value.shape == grid.inverse_temperature.shape == (2,)
 
 
@@ -115,7 +147,12 @@ def test_a_bound_that_says_nothing_says_so():
     certificate = bounds.pac_bayes(0.3, 5000.0, 100)
     assert certificate.is_vacuous
     assert certificate.value <= 1.0
-    assert bounds.pac_bayes(0.9, 5000.0, 100, method="catoni", inverse_temperature=10.0).value == 1.0
+    assert (
+        bounds.pac_bayes(
+            0.9, 5000.0, 100, method="catoni", inverse_temperature=10.0
+        ).value
+        == 1.0
+    )
     assert not bounds.pac_bayes(0.3, 5.0, 100).is_vacuous
 
 
@@ -133,7 +170,9 @@ def test_draws_fail_as_seldom_as_they_should():
     for m in (5, 60, 400):
         k = np.arange(m + 1)
         for grid_size in (1, 5):
-            bound = bounds.pac_bayes(k / m, 0.0, 10, num_draws=m, delta_draws=0.1, grid_size=grid_size)
+            bound = bounds.pac_bayes(
+                k / m, 0.0, 10, num_draws=m, delta_draws=0.1, grid_size=grid_size
+            )
             for p in np.linspace(0.01, 0.99, 23):
                 failure = binom.pmf(k, m, p)[bound.empirical_bound < p].sum()
                 assert 1 - (1 - failure) ** grid_size <= 0.1
@@ -149,7 +188,11 @@ def test_the_best_of_many_predictors_is_covered_and_not_without_its_kl():
     assert np.mean(certified < 0.5) <= 0.05
     assert np.mean(free < 0.5) > 0.5
     lambdas = bounds.pac_bayes(
-        best, math.log(number), 100, method="catoni", inverse_temperature=[50.0, 100.0, 200.0]
+        best,
+        math.log(number),
+        100,
+        method="catoni",
+        inverse_temperature=[50.0, 100.0, 200.0],
     )
     assert np.mean(lambdas.value < 0.5) <= 0.05
 
@@ -176,7 +219,12 @@ def test_the_true_risk_of_a_location_model_is_covered(num_data, alpha):
         value = bounds.pac_bayes(empirical, kl, num_data, delta=delta).value
         assert np.mean(value < risk) <= delta
         catoni = bounds.pac_bayes(
-            empirical, kl, num_data, delta=delta, method="catoni", inverse_temperature=num_data
+            empirical,
+            kl,
+            num_data,
+            delta=delta,
+            method="catoni",
+            inverse_temperature=num_data,
         ).value
         assert np.mean(catoni < risk) <= delta
     # The data are no bound by themselves.
@@ -191,7 +239,11 @@ def test_the_tempered_posterior_has_the_smallest_bound_at_its_inverse_temperatur
 
     def bound(q):
         return bounds.pac_bayes(
-            q @ losses, rel_entr(q, prior).sum(), n, method="catoni", inverse_temperature=alpha * n
+            q @ losses,
+            rel_entr(q, prior).sum(),
+            n,
+            method="catoni",
+            inverse_temperature=alpha * n,
         ).value
 
     least = bound(tempered)
@@ -226,7 +278,10 @@ def test_the_tempered_posterior_has_the_smallest_bound_at_its_inverse_temperatur
         ({"method": "hoeffding"}, "method"),
         ({"method": "catoni"}, r"needs it.*has none. Got"),
         ({"inverse_temperature": 10.0}, "has none"),
-        ({"method": "catoni", "inverse_temperature": 0.0}, r"inverse_temperature.*positive and finite, got"),
+        (
+            {"method": "catoni", "inverse_temperature": 0.0},
+            r"inverse_temperature.*positive and finite, got",
+        ),
         ({"method": "catoni", "inverse_temperature": [[1.0]]}, "shape"),
     ],
 )

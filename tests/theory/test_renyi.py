@@ -41,7 +41,9 @@ DISCRETE = st.lists(st.floats(1e-3, 1.0), min_size=4, max_size=4).map(probabilit
 def random_gaussians(rng, d, *batch):
     """Means ``(*batch, d)`` and covariances."""
     root = rng.normal(size=(*batch, d, d))
-    return rng.normal(size=(*batch, d)), root @ np.swapaxes(root, -1, -2) + 0.5 * np.eye(d)
+    return rng.normal(size=(*batch, d)), root @ np.swapaxes(
+        root, -1, -2
+    ) + 0.5 * np.eye(d)
 
 
 # Gaussians.
@@ -52,7 +54,9 @@ def test_normal_is_the_integral(order):
     m0, s0, m1, s1 = 0.4, 1.1, -0.5, 0.9
     breaks = [-25.0, -3.0, 0.0, 3.0, 25.0]
     exact = divergence_by_quadrature(order, norm(m0, s0).pdf, norm(m1, s1).pdf, breaks)
-    np.testing.assert_allclose(bounds.renyi_normal(order, m0, s0, m1, s1), exact, rtol=1e-10)
+    np.testing.assert_allclose(
+        bounds.renyi_normal(order, m0, s0, m1, s1), exact, rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -60,7 +64,9 @@ def test_gaussian_is_the_integral(order):
     m0, m1 = np.array([0.3, -0.2]), np.array([-0.5, 0.4])
     s0, s1 = np.array([[1.1, 0.3], [0.3, 0.8]]), np.array([[1.3, -0.2], [-0.2, 1.0]])
     exact = divergence_of_gaussians_on_a_grid(order, m0, s0, m1, s1)
-    np.testing.assert_allclose(bounds.renyi_gaussian(order, m0, s0, m1, s1), exact, rtol=1e-10)
+    np.testing.assert_allclose(
+        bounds.renyi_gaussian(order, m0, s0, m1, s1), exact, rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize("order", [0.2, 0.5, 1.7])
@@ -75,7 +81,9 @@ def test_gaussian_is_the_printed_formula(order):
     exact = 0.5 * order * (m0 - m1) @ np.linalg.solve(mixed, m0 - m1) - (
         logdets[0] - (1 - order) * logdets[1] - order * logdets[2]
     ) / (2 * (order - 1))
-    np.testing.assert_allclose(bounds.renyi_gaussian(order, m0, s0, m1, s1), exact, rtol=1e-11)
+    np.testing.assert_allclose(
+        bounds.renyi_gaussian(order, m0, s0, m1, s1), exact, rtol=1e-11
+    )
 
 
 @pytest.mark.parametrize("order", [0.5, 1.0, 3.0])
@@ -83,7 +91,9 @@ def test_gaussian_of_diagonal_covariances_is_the_sum_of_normals(order):
     rng = np.random.default_rng(1)
     m0, m1 = rng.normal(size=(2, 5, 3))
     s0, s1 = rng.uniform(0.5, 1.2, size=(2, 5, 3))
-    found = bounds.renyi_gaussian(order, m0, s0[..., None] ** 2 * np.eye(3), m1, s1[..., None] ** 2 * np.eye(3))
+    found = bounds.renyi_gaussian(
+        order, m0, s0[..., None] ** 2 * np.eye(3), m1, s1[..., None] ** 2 * np.eye(3)
+    )
     by_coordinate = bounds.renyi_normal(order, m0, s0, m1, s1)
     assert found.shape == (5,)
     np.testing.assert_allclose(found, by_coordinate.sum(-1), rtol=1e-11)
@@ -97,7 +107,9 @@ def test_batches_broadcast():
     found = bounds.renyi_gaussian(0.5, m0, s0, m1, s1)
     assert found.shape == (6, 4)
     np.testing.assert_allclose(
-        found[5, 2], bounds.renyi_gaussian(0.5, m0[5, 0], s0[5, 0], m1[2], s1[2]), rtol=1e-12
+        found[5, 2],
+        bounds.renyi_gaussian(0.5, m0[5, 0], s0[5, 0], m1[2], s1[2]),
+        rtol=1e-12,
     )
 
 
@@ -113,10 +125,14 @@ def test_the_limit_at_order_1_is_kl():
         + np.linalg.slogdet(s1)[1]
         - np.linalg.slogdet(s0)[1]
     )
-    np.testing.assert_allclose(bounds.renyi_gaussian(1.0, m0, s0, m1, s1), kl, rtol=1e-12)
+    np.testing.assert_allclose(
+        bounds.renyi_gaussian(1.0, m0, s0, m1, s1), kl, rtol=1e-12
+    )
     # The derivative in the order is bounded: no cancellation may show at 1e-12 from 1.
     for order in (1 - 1e-12, 1 + 1e-12):
-        np.testing.assert_allclose(bounds.renyi_gaussian(order, m0, s0, m1, s1), kl, rtol=1e-10)
+        np.testing.assert_allclose(
+            bounds.renyi_gaussian(order, m0, s0, m1, s1), kl, rtol=1e-10
+        )
 
 
 @pytest.mark.parametrize("order", [0.5, 1.0, 2.0])
@@ -124,10 +140,14 @@ def test_close_gaussians_keep_their_digits(order):
     # D_a is a (shift² + 2 log(ratio)²) / 2 to second order.
     shift, widen = 1e-7, 1e-7
     found = bounds.renyi_normal(order, shift, 1.0 + widen, 0.0, 1.0)
-    np.testing.assert_allclose(found, 0.5 * order * (shift**2 + 2 * widen**2), rtol=1e-5)
+    np.testing.assert_allclose(
+        found, 0.5 * order * (shift**2 + 2 * widen**2), rtol=1e-5
+    )
     cov = (1.0 + widen) ** 2 * np.eye(2)
     in_plane = bounds.renyi_gaussian(order, [shift, 0.0], cov, [0.0, 0.0], np.eye(2))
-    np.testing.assert_allclose(in_plane, 0.5 * order * (shift**2 + 4 * widen**2), rtol=1e-5)
+    np.testing.assert_allclose(
+        in_plane, 0.5 * order * (shift**2 + 4 * widen**2), rtol=1e-5
+    )
     assert bounds.renyi_normal(order, 0.3, 2.0, 0.3, 2.0) == 0.0
 
 
@@ -137,14 +157,18 @@ def test_orders_far_from_1_keep_their_digits(order, sd):
     variance = Decimal(sd) ** 2
     mixed = a + (1 - a) * variance
     exact = (a * shift**2 / mixed + mixed.ln() / (1 - a) - variance.ln()) / 2
-    np.testing.assert_allclose(bounds.renyi_normal(order, 1.0, sd, 0.0, 1.0), float(exact), rtol=1e-11)
+    np.testing.assert_allclose(
+        bounds.renyi_normal(order, 1.0, sd, 0.0, 1.0), float(exact), rtol=1e-11
+    )
 
 
 def test_orders_above_1_are_infinite_where_the_tails_are():
     # 2 S1 - S0 <= 0.
     assert bounds.renyi_normal(2.0, 0.0, 1.5, 0.0, 1.0) == math.inf
     assert bounds.renyi_normal(2.0, 0.0, math.sqrt(2.0), 0.0, 1.0) > 15.0
-    found = bounds.renyi_gaussian(2.0, np.zeros((2, 2)), [np.diag([1.0, 2.1]), np.eye(2)], [1.0, 0.0], np.eye(2))
+    found = bounds.renyi_gaussian(
+        2.0, np.zeros((2, 2)), [np.diag([1.0, 2.1]), np.eye(2)], [1.0, 0.0], np.eye(2)
+    )
     np.testing.assert_allclose(found, [math.inf, 1.0])
 
 
@@ -163,7 +187,9 @@ def test_skew_symmetry(order, pair):
     m0, s0, m1, s1 = pair
     forward = bounds.renyi_normal(order, m0, s0, m1, s1)
     back = bounds.renyi_normal(1 - order, m1, s1, m0, s0)
-    np.testing.assert_allclose((1 - order) * forward, order * back, rtol=1e-8, atol=1e-15)
+    np.testing.assert_allclose(
+        (1 - order) * forward, order * back, rtol=1e-8, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +202,10 @@ def test_skew_symmetry(order, pair):
         ((0.5, 0.0, 0.0, 0.0, 1.0), r"scale0 must be positive.*and finite, got"),
         ((0.5, 0.0, 1.0, 0.0, -1.0), r"scale1 must be positive.*and finite, got"),
         ((0.5, [], 1.0, 0.0, 1.0), "loc0 must be finite and not empty"),
-        ((0.5, 0.0, 1e200, 0.0, 1e-200), r"^the two.*too far apart.*precision: rescale the variable"),
+        (
+            (0.5, 0.0, 1e200, 0.0, 1e-200),
+            r"^the two.*too far apart.*precision: rescale the variable",
+        ),
     ],
 )
 def test_normal_refuses(arguments, message):
@@ -188,7 +217,10 @@ def test_normal_refuses(arguments, message):
     ("cov", "message"),
     [
         (np.array([[1.0, 0.5], [0.0, 1.0]]), "not symmetric"),
-        (np.array([[1.0, 2.0], [2.0, 1.0]]), r"not positive definite.*far from every other"),
+        (
+            np.array([[1.0, 2.0], [2.0, 1.0]]),
+            r"not positive definite.*far from every other",
+        ),
         (np.zeros((2, 2)), r"not positive definite.*far from every other"),
         (np.eye(3), r"^the Gaussians have means.*shapes \(2,\) and \(2,\).*with one d"),
         (np.ones(2), r"\(\.\.\., d, d\), got \(2,\); renyi_normal.*takes scales"),
@@ -223,7 +255,9 @@ def test_exponential_family_of_normals(order):
     rng = np.random.default_rng(4)
     m0, m1 = rng.normal(size=(2, 3))
     s0, s1 = rng.uniform(0.8, 1.2, size=(2, 3))
-    found = bounds.renyi_exponential_family(order, normal_partition, natural(m0, s0), natural(m1, s1))
+    found = bounds.renyi_exponential_family(
+        order, normal_partition, natural(m0, s0), natural(m1, s1)
+    )
     exact = bounds.renyi_normal(order, m0, s0, m1, s1)
     assert np.all(np.isfinite(exact))
     # In double precision whatever jax's default is.
@@ -246,7 +280,9 @@ def test_exponential_family_of_poissons_is_the_sum(order):
 
 def test_exponential_family_is_infinite_outside_of_the_domain():
     # Of Gamma(1, 1) from Gamma(1, 3): at order 2 the rate 2 - 3 is negative.
-    found = bounds.renyi_exponential_family(2.0, gamma_partition, [[0.0, -1.0], [0.0, -2.0]], [0.0, -3.0])
+    found = bounds.renyi_exponential_family(
+        2.0, gamma_partition, [[0.0, -1.0], [0.0, -2.0]], [0.0, -3.0]
+    )
     assert found[0] == math.inf
     np.testing.assert_allclose(found[1], np.log(4 / 3), rtol=1e-12)
 
@@ -254,7 +290,10 @@ def test_exponential_family_is_infinite_outside_of_the_domain():
 @pytest.mark.parametrize(
     ("eta0", "message"),
     [
-        ([0.0, 1.0], r"log_partition is not finite at eta0 or eta1.*inside of its domain"),
+        (
+            [0.0, 1.0],
+            r"log_partition is not finite at eta0 or eta1.*inside of its domain",
+        ),
         ([0.0], r"^natural parameters must have.*one d, got"),
         (0.0, r"^natural parameters must have.*one d, got"),
         ([math.nan, -1.0], "must be finite"),
@@ -272,7 +311,9 @@ def test_exponential_family_refuses(eta0, message):
 @given(st.sampled_from(ORDERS), DISCRETE, DISCRETE)
 def test_discrete_is_the_sum(order, p, r):
     found = bounds.renyi_discrete(order, p, r)
-    np.testing.assert_allclose(found, divergence_of_discrete(order, p, r), rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(
+        found, divergence_of_discrete(order, p, r), rtol=1e-9, atol=1e-13
+    )
     assert bounds.renyi_discrete(order, p, p) == 0.0
 
 
@@ -281,7 +322,9 @@ def test_close_distributions_keep_their_digits(order):
     p = np.array([0.5, 0.3, 0.2])
     step = 1e-7 * np.array([1.0, 1.0, -2.0])
     np.testing.assert_allclose(
-        bounds.renyi_discrete(order, p, p + step), 0.5 * order * np.sum(step**2 / p), rtol=1e-4
+        bounds.renyi_discrete(order, p, p + step),
+        0.5 * order * np.sum(step**2 / p),
+        rtol=1e-4,
     )
 
 
@@ -290,8 +333,12 @@ def test_points_without_mass():
     np.testing.assert_allclose(bounds.renyi_discrete(0.5, p, r), 2 * np.log(2.0))
     assert bounds.renyi_discrete(1.0, p, r) == math.inf
     assert bounds.renyi_discrete(2.0, p, r) == math.inf
-    np.testing.assert_allclose(bounds.renyi_discrete(2.0, [1.0, 0.0, 0.0], r), np.log(2.0))
-    np.testing.assert_allclose(bounds.renyi_discrete(1.0, [1.0, 0.0, 0.0], r), np.log(2.0))
+    np.testing.assert_allclose(
+        bounds.renyi_discrete(2.0, [1.0, 0.0, 0.0], r), np.log(2.0)
+    )
+    np.testing.assert_allclose(
+        bounds.renyi_discrete(1.0, [1.0, 0.0, 0.0], r), np.log(2.0)
+    )
     for order in (0.3, 1.0, 3.0):
         assert bounds.renyi_discrete(order, [1.0, 0.0], [0.0, 1.0]) == math.inf
     # A point that almost no mass of the one is on.
@@ -303,7 +350,9 @@ def two_normals(centres):
     centres = np.asarray(centres)
 
     def log_density(x):
-        return logsumexp(norm.logpdf(x[:, None], centres[..., None, :]), axis=-1) - np.log(centres.shape[-1])
+        return logsumexp(
+            norm.logpdf(x[:, None], centres[..., None, :]), axis=-1
+        ) - np.log(centres.shape[-1])
 
     return log_density
 
@@ -312,7 +361,9 @@ def two_normals(centres):
 def test_quadrature_of_mixtures_is_the_integral(order):
     # One distribution for each draw of the centres, as in an average over a posterior.
     centres = np.random.default_rng(5).normal([-2.0, 2.0], 0.3, size=(5, 2))
-    found = bounds.renyi_quadrature(order, two_normals(centres), two_normals([-2.0, 2.0]), -14.0, 14.0)
+    found = bounds.renyi_quadrature(
+        order, two_normals(centres), two_normals([-2.0, 2.0]), -14.0, 14.0
+    )
     assert found.shape == (5,)
     for i in (0, 4):
         exact = divergence_by_quadrature(
@@ -328,13 +379,19 @@ def test_quadrature_of_mixtures_is_the_integral(order):
 @given(st.sampled_from((0.2, 0.7, 1.0)), PAIR)
 def test_quadrature_of_normals_is_the_closed_form(order, pair):
     m0, s0, m1, s1 = pair
-    found = bounds.renyi_quadrature(order, norm(m0, s0).logpdf, norm(m1, s1).logpdf, -60.0, 60.0)
-    np.testing.assert_allclose(found, bounds.renyi_normal(order, m0, s0, m1, s1), rtol=1e-8, atol=1e-14)
+    found = bounds.renyi_quadrature(
+        order, norm(m0, s0).logpdf, norm(m1, s1).logpdf, -60.0, 60.0
+    )
+    np.testing.assert_allclose(
+        found, bounds.renyi_normal(order, m0, s0, m1, s1), rtol=1e-8, atol=1e-14
+    )
 
 
 def test_quadrature_takes_densities_of_0_and_far_ones():
     def uniform(lower, upper):
-        return lambda x: np.where((x > lower) & (x < upper), -np.log(upper - lower), -np.inf)
+        return lambda x: np.where(
+            (x > lower) & (x < upper), -np.log(upper - lower), -np.inf
+        )
 
     found = [
         bounds.renyi_quadrature(order, uniform(0.0, 1.0), uniform(0.0, 2.0), -1.0, 3.0)
@@ -342,34 +399,63 @@ def test_quadrature_takes_densities_of_0_and_far_ones():
     ]
     np.testing.assert_allclose(found, np.log(2.0), rtol=1e-12)
     # The tail of the normal underflows where the uniform has no mass.
-    assert bounds.renyi_quadrature(1.0, norm(0.5, 0.01).logpdf, uniform(0.0, 1.0), -1.0, 3.0) == math.inf
-    far = bounds.renyi_quadrature(0.5, norm(-30.0, 1.0).logpdf, norm(30.0, 1.0).logpdf, -45.0, 45.0)
+    assert (
+        bounds.renyi_quadrature(
+            1.0, norm(0.5, 0.01).logpdf, uniform(0.0, 1.0), -1.0, 3.0
+        )
+        == math.inf
+    )
+    far = bounds.renyi_quadrature(
+        0.5, norm(-30.0, 1.0).logpdf, norm(30.0, 1.0).logpdf, -45.0, 45.0
+    )
     np.testing.assert_allclose(far, 0.25 * 60.0**2, rtol=1e-10)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"upper": 2.0}, r"exp\(log_p\) has mass 0.97\d+ on \[-20, 2\].*the interval, or raise"),
-        ({"upper": math.inf}, r"upper must be in \(-20.0, inf\), got inf.*part of both masses"),
-        ({"lower": 30.0}, r"upper must be in \(30.0, inf\), got 20.0.*part of both masses"),
+        (
+            {"upper": 2.0},
+            r"exp\(log_p\) has mass 0.97\d+ on \[-20, 2\].*the interval, or raise",
+        ),
+        (
+            {"upper": math.inf},
+            r"upper must be in \(-20.0, inf\), got inf.*part of both masses",
+        ),
+        (
+            {"lower": 30.0},
+            r"upper must be in \(30.0, inf\), got 20.0.*part of both masses",
+        ),
         ({"num_panels": 0}, "num_panels must be an integer of at least 1"),
         ({"num_panels": 1}, "mass .* raise num_panels"),
-        ({"log_p": lambda x: -0.5 * x**2}, r"has mass 2.50663 .* every constant.*the interval, or raise"),
-        ({"log_p": lambda x: np.full_like(x, np.nan)}, r"log_p is NaN.*of a density of"),
+        (
+            {"log_p": lambda x: -0.5 * x**2},
+            r"has mass 2.50663 .* every constant.*the interval, or raise",
+        ),
+        (
+            {"log_p": lambda x: np.full_like(x, np.nan)},
+            r"log_p is NaN.*of a density of",
+        ),
         ({"log_r": lambda x: x[:-1]}, r"log_r returned shape.*must be the nodes"),
         ({"log_r": lambda x: 0.0}, r"log_r returned shape.*must be the nodes"),
     ],
 )
 def test_quadrature_refuses(options, message):
-    arguments = {"log_p": norm(0.0, 1.0).logpdf, "log_r": norm(0.0, 1.0).logpdf, "lower": -20.0, "upper": 20.0}
+    arguments = {
+        "log_p": norm(0.0, 1.0).logpdf,
+        "log_r": norm(0.0, 1.0).logpdf,
+        "lower": -20.0,
+        "upper": 20.0,
+    }
     with pytest.raises(ValueError, match=message):
         bounds.renyi_quadrature(0.5, **(arguments | options))
 
 
 @pytest.mark.parametrize("p", [[0.5, 0.4], [1.5, -0.5], 1.0, [math.nan, 1.0]])
 def test_discrete_refuses(p):
-    with pytest.raises(ValueError, match=r"p must be probabilities that sum to 1.*the last axis, got"):
+    with pytest.raises(
+        ValueError, match=r"p must be probabilities that sum to 1.*the last axis, got"
+    ):
         bounds.renyi_discrete(0.5, p, [0.5, 0.5])
 
 
@@ -395,15 +481,23 @@ def test_change_order_is_attained():
     np.testing.assert_allclose(bounds.change_order(0.3, 0.6, to=0.6), 0.3)
     p, r = [1.0, 0.0], [0.4, 0.6]
     known, other = (bounds.renyi_discrete(a, p, r) for a in (0.7, 0.2))
-    np.testing.assert_allclose(bounds.change_order(known, 0.7, to=0.2), other, rtol=1e-12)
+    np.testing.assert_allclose(
+        bounds.change_order(known, 0.7, to=0.2), other, rtol=1e-12
+    )
     # The other way round (1-a)/a D_a is constant.
     known, other = (bounds.renyi_discrete(a, r, p) for a in (0.2, 0.7))
-    np.testing.assert_allclose(bounds.change_order(known, 0.2, to=0.7), other, rtol=1e-12)
+    np.testing.assert_allclose(
+        bounds.change_order(known, 0.2, to=0.7), other, rtol=1e-12
+    )
 
 
 def test_nothing_follows_for_order_1_from_below():
-    np.testing.assert_array_equal(bounds.change_order([0.0, 0.1], 0.9, to=1.0), [0.0, math.inf])
-    np.testing.assert_array_equal(bounds.change_order([0.0, 0.1], 1.0, to=2.0), [0.0, math.inf])
+    np.testing.assert_array_equal(
+        bounds.change_order([0.0, 0.1], 0.9, to=1.0), [0.0, math.inf]
+    )
+    np.testing.assert_array_equal(
+        bounds.change_order([0.0, 0.1], 1.0, to=2.0), [0.0, math.inf]
+    )
 
 
 @settings(deadline=None, max_examples=100)
@@ -440,10 +534,14 @@ def test_bounds_hold_for_averages():
     for order in (0.3, 0.5, 1.0):
         average = bounds.renyi_discrete(order, p, r).mean()
         assert squared_hellinger(p, r).mean() <= bounds.hellinger_bound(average, order)
-        assert total_variation(p, r).mean() <= bounds.total_variation_bound(average, order)
+        assert total_variation(p, r).mean() <= bounds.total_variation_bound(
+            average, order
+        )
 
 
-@pytest.mark.parametrize("function", [bounds.hellinger_bound, bounds.total_variation_bound])
+@pytest.mark.parametrize(
+    "function", [bounds.hellinger_bound, bounds.total_variation_bound]
+)
 def test_inequalities_refuse(function):
     for divergence in (-0.1, math.nan):
         with pytest.raises(ValueError, match=r"^divergence must be.*at least 0"):
@@ -454,5 +552,7 @@ def test_inequalities_refuse(function):
 
 def test_float32_arguments_are_taken():
     half = jnp.float32(0.5)
-    np.testing.assert_allclose(bounds.renyi_normal(0.5, half, jnp.float32(1.0), jnp.zeros(2), 1.0), 0.0625)
+    np.testing.assert_allclose(
+        bounds.renyi_normal(0.5, half, jnp.float32(1.0), jnp.zeros(2), 1.0), 0.0625
+    )
     assert nt.bounds.renyi_normal(0.5, half, 1.0, 0.0, 1.0).dtype == np.float64

@@ -17,7 +17,13 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.families.base import Gaussian, Q, able, family_of, supports
+from numpyro_tempered.gaussian.families.base import (
+    Gaussian,
+    Q,
+    able,
+    family_of,
+    supports,
+)
 
 
 class Derivatives(NamedTuple):
@@ -117,9 +123,13 @@ def stationarity(q: Gaussian, derivatives: Derivatives) -> Array:
     if hessian.ndim == 1:
         # By Newton's direction where there is one: V is far from H^-1 where coordinates correlate.
         direction = newton_direction(derivatives, family_of(q).root(q) * grad)
-        return 0.5 * jnp.sum(derivatives.grad * direction) + 0.25 * jnp.sum(jnp.square(hessian - 1.0))
+        return 0.5 * jnp.sum(derivatives.grad * direction) + 0.25 * jnp.sum(
+            jnp.square(hessian - 1.0)
+        )
     identity = jnp.eye(grad.shape[0], dtype=grad.dtype)
-    return 0.5 * jnp.sum(jnp.square(grad)) + 0.25 * jnp.sum(jnp.square(hessian - identity))
+    return 0.5 * jnp.sum(jnp.square(grad)) + 0.25 * jnp.sum(
+        jnp.square(hessian - identity)
+    )
 
 
 def gap_bound(q: Gaussian, derivatives: Derivatives, precision: ArrayLike) -> Array:
@@ -160,17 +170,26 @@ def gap_bound(q: Gaussian, derivatives: Derivatives, precision: ArrayLike) -> Ar
     (d,), family = q.loc.shape, family_of(q)
     shapes = [(), (d,)] + ([] if family.diagonal_only else [(d, d)])
     if a.shape not in shapes:
-        raise ValueError(f"precision must have one of the shapes {shapes}, got {a.shape}.")
+        raise ValueError(
+            f"precision must have one of the shapes {shapes}, got {a.shape}."
+        )
     lower = family.root(family.canonical(q))
     if lower.ndim == 1:
         in_scale = lower * (diagonal(derivatives.hessian) - 1.0 / jnp.square(lower))
         return 0.5 * jnp.sum((jnp.square(derivatives.grad) + jnp.square(in_scale)) / a)
     # (H - V^-1) S, of which the trace is a sum of squares.
-    inverse = solve_triangular(lower, jnp.eye(d, dtype=lower.dtype), lower=True, trans=1)
-    columns = jnp.concatenate([derivatives.grad[:, None], matmul(derivatives.hessian, lower) - inverse], axis=1)
+    inverse = solve_triangular(
+        lower, jnp.eye(d, dtype=lower.dtype), lower=True, trans=1
+    )
+    columns = jnp.concatenate(
+        [derivatives.grad[:, None], matmul(derivatives.hessian, lower) - inverse],
+        axis=1,
+    )
     if a.ndim < 2:
         return 0.5 * jnp.sum(jnp.square(columns) / jnp.broadcast_to(a, (d,))[:, None])
-    return 0.5 * jnp.sum(jnp.square(solve_triangular(jnp.linalg.cholesky(a), columns, lower=True)))
+    return 0.5 * jnp.sum(
+        jnp.square(solve_triangular(jnp.linalg.cholesky(a), columns, lower=True))
+    )
 
 
 def require_gaussian(q: Q, name: str = "init") -> Q:
@@ -181,5 +200,7 @@ def require_gaussian(q: Q, name: str = "init") -> Q:
         ValueError: If its shapes disagree, or (outside of transformations) values are not those of a Gaussian.
     """
     if not supports(q, "from_root"):
-        raise TypeError(f"{name} must be a {able('from_root', 'or')}, got {type(q).__name__}.")
+        raise TypeError(
+            f"{name} must be a {able('from_root', 'or')}, got {type(q).__name__}."
+        )
     return family_of(q).check(q)

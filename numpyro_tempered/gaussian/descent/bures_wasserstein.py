@@ -10,7 +10,12 @@ from jax.experimental.ode import odeint
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.descent.base import Derivatives, Method, require_gaussian, whitened
+from numpyro_tempered.gaussian.descent.base import (
+    Derivatives,
+    Method,
+    require_gaussian,
+    whitened,
+)
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of, supports
 
 # How far above 1/L rounding may lead a step of exactly 1/L.
@@ -41,14 +46,22 @@ def wasserstein(q: Gaussian, p: Gaussian) -> Array:
         >>> float(nt.descent.wasserstein(q, p))
         5.0
     """
-    if not supports(q, "from_root") or not supports(p, "from_root") or family_of(q) is not family_of(p):
-        raise TypeError(f"expected two of one family, got {type(q).__name__} and {type(p).__name__}.")
+    if (
+        not supports(q, "from_root")
+        or not supports(p, "from_root")
+        or family_of(q) is not family_of(p)
+    ):
+        raise TypeError(
+            f"expected two of one family, got {type(q).__name__} and {type(p).__name__}."
+        )
     root, target = family_of(q).root(q), family_of(p).root(p)
     if root.ndim == 2:
         # The nearest square roots of both covariances: an orthogonal Procrustes problem, without cancellation.
         left, _, right = jnp.linalg.svd(matmul(target.T, root))
         target = matmul(target, matmul(left, right))
-    return jnp.sqrt(jnp.sum(jnp.square(q.loc - p.loc)) + jnp.sum(jnp.square(root - target)))
+    return jnp.sqrt(
+        jnp.sum(jnp.square(q.loc - p.loc)) + jnp.sum(jnp.square(root - target))
+    )
 
 
 def flow(derivatives: Callable[[Q], Derivatives], init: Q, times: ArrayLike) -> Q:
@@ -91,7 +104,9 @@ def flow(derivatives: Callable[[Q], Derivatives], init: Q, times: ArrayLike) -> 
     q = require_gaussian(init)
     times = jnp.asarray(times, q.loc.dtype)
     if times.ndim != 1 or times.shape[0] < 2:
-        raise ValueError(f"times must be a vector of at least two, got shape {times.shape}.")
+        raise ValueError(
+            f"times must be a vector of at least two, got shape {times.shape}."
+        )
 
     family = family_of(q)
 
@@ -104,12 +119,18 @@ def flow(derivatives: Callable[[Q], Derivatives], init: Q, times: ArrayLike) -> 
         return -at.grad, inverse - matmul(at.hessian, root)
 
     tolerance = 100.0 * float(jnp.finfo(q.loc.dtype).eps)
-    path = odeint(velocity, (q.loc, family.root(q)), times, rtol=tolerance, atol=tolerance)
-    return jax.vmap(lambda loc, root: family.canonical(family.with_root(loc, root)))(*path)
+    path = odeint(
+        velocity, (q.loc, family.root(q)), times, rtol=tolerance, atol=tolerance
+    )
+    return jax.vmap(lambda loc, root: family.canonical(family.with_root(loc, root)))(
+        *path
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def forward_backward(step_size: float | None = None, *, whiten: bool = True, backtrack: bool = True) -> Method:
+def forward_backward(
+    step_size: float | None = None, *, whiten: bool = True, backtrack: bool = True
+) -> Method:
     r"""Forward-backward steps in the Bures-Wasserstein metric: explicit in f, proximal in the entropy.
 
     With the step h,
@@ -149,8 +170,12 @@ def forward_backward(step_size: float | None = None, *, whiten: bool = True, bac
     def limit(q: Gaussian, derivatives: Derivatives) -> Array:
         """1/L in the coordinates of the step."""
         hessian = whitened(q, derivatives)[1] if whiten else derivatives.hessian
-        largest = jnp.max(hessian if hessian.ndim == 1 else jnp.linalg.eigvalsh(hessian))
-        return jnp.where(largest > 0, 1.0 / jnp.where(largest > 0, largest, 1.0), jnp.inf)
+        largest = jnp.max(
+            hessian if hessian.ndim == 1 else jnp.linalg.eigvalsh(hessian)
+        )
+        return jnp.where(
+            largest > 0, 1.0 / jnp.where(largest > 0, largest, 1.0), jnp.inf
+        )
 
     def max_size(q: Gaussian, derivatives: Derivatives) -> Array:
         if step_size is not None:
@@ -165,7 +190,9 @@ def forward_backward(step_size: float | None = None, *, whiten: bool = True, bac
         return step_size > (1.0 + _ROUNDING) * limit(q, derivatives)
 
     step = whitened_step if whiten else plain_step
-    return Method(step, max_size, is_too_long, backtrack, lambda d: False, "forward_backward")
+    return Method(
+        step, max_size, is_too_long, backtrack, lambda d: False, "forward_backward"
+    )
 
 
 def plain_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
@@ -173,9 +200,13 @@ def plain_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
     family = family_of(q)
     root, loc = family.root(q), q.loc - size * derivatives.grad
     if root.ndim == 1:
-        return family.with_root(loc, _prox_scale(jnp.abs(root * (1.0 - size * derivatives.hessian)), size))
+        return family.with_root(
+            loc, _prox_scale(jnp.abs(root * (1.0 - size * derivatives.hessian)), size)
+        )
     vectors, values, _ = jnp.linalg.svd(root - size * matmul(derivatives.hessian, root))
-    return family.canonical(family.with_root(loc, vectors * _prox_scale(values, size)[None, :]))
+    return family.canonical(
+        family.with_root(loc, vectors * _prox_scale(values, size)[None, :])
+    )
 
 
 def whitened_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
@@ -186,7 +217,9 @@ def whitened_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
         scale = root * _prox_scale(jnp.abs(1.0 - size * hessian), size)
         return family.with_root(q.loc - size * root * grad, scale)
     values, vectors = jnp.linalg.eigh(hessian)
-    factor = matmul(root, vectors) * _prox_scale(jnp.abs(1.0 - size * values), size)[None, :]
+    factor = (
+        matmul(root, vectors) * _prox_scale(jnp.abs(1.0 - size * values), size)[None, :]
+    )
     return family.canonical(family.with_root(q.loc - size * matmul(root, grad), factor))
 
 

@@ -40,4 +40,8 @@ def derivatives_of_laplace(term: LaplaceTerm, q: Gaussian) -> Derivatives:
     moments = absolute_moments(q.loc, variance, term.loc, Options())
     hessian = term.rate * moments.second
     value = term.constant + jnp.sum(term.rate * moments.expected)
-    return Derivatives(value, term.rate * moments.first, hessian if root.ndim == 1 else jnp.diag(hessian))
+    return Derivatives(
+        value,
+        term.rate * moments.first,
+        hessian if root.ndim == 1 else jnp.diag(hessian),
+    )

@@ -83,7 +83,9 @@ class Result(NamedTuple):
     trace: Trace
     optima: tuple[float, ...] = ()
 
-    def as_run(self, *data: Array, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
+    def as_run(
+        self, *data: Array, num_samples: int = 1000, rng_key: Array | None = None
+    ) -> Run:
         """Draws of q, ``theta``, for :func:`~numpyro_tempered.to_inference_data`.
 
         Raises:
@@ -93,7 +95,12 @@ class Result(NamedTuple):
         return Run(
             model=None,
             samples={"theta": draw(key, self.posterior, num_samples)[None]},
-            groups={"variational": {f"{name}_trace": column for name, column in self.trace._asdict().items()}},
+            groups={
+                "variational": {
+                    f"{name}_trace": column
+                    for name, column in self.trace._asdict().items()
+                }
+            },
             attrs={
                 "algorithm": "gaussian_vi",
                 "elbo": float(self.elbo),
@@ -101,7 +108,8 @@ class Result(NamedTuple):
                 "stationarity": float(self.stationarity),
                 "num_evaluations": int(self.num_evaluations),
             },
-            dims={"theta": ["coordinate"]} | {f"{name}_trace": ["evaluation"] for name in self.trace._fields},
+            dims={"theta": ["coordinate"]}
+            | {f"{name}_trace": ["evaluation"] for name in self.trace._fields},
         )
 
     @property
@@ -180,17 +188,29 @@ def minimise(
     q = base.require_gaussian(init)
     method = natural_gradient() if method is None else method
     if not isinstance(method, base.Method):
-        raise TypeError(f"method must be natural_gradient() or forward_backward(), got {method!r}.")
+        raise TypeError(
+            f"method must be natural_gradient() or forward_backward(), got {method!r}."
+        )
     check_count(max_evaluations, "max_evaluations")
     check_number(tolerance, "tolerance", "(0, inf]")
     if objective.needs_key and rng_key is None:
         raise ValueError("this objective draws: pass rng_key.")
 
     spec = _Spec(objective.evaluate, method, max_evaluations, objective.exact)
-    operands = q, objective.data, objective.precision, jnp.asarray(tolerance, q.loc.dtype), rng_key
+    operands = (
+        q,
+        objective.data,
+        objective.precision,
+        jnp.asarray(tolerance, q.loc.dtype),
+        rng_key,
+    )
     # The function of a model is another at each call, and may hold arrays that have changed.
     shared = objective.shared
-    result: Result = _shared_loop(spec, *operands) if shared else run_program(partial(_loop, spec), *operands)
+    result: Result = (
+        _shared_loop(spec, *operands)
+        if shared
+        else run_program(partial(_loop, spec), *operands)
+    )
     if not is_traced(result.status):
         if not bool(jnp.isfinite(result.elbo)):
             raise ValueError(
@@ -214,7 +234,12 @@ class _Spec(NamedTuple):
 
 
 def _loop(
-    spec: _Spec, init: Gaussian, data: PyTree, precision: Array | None, tolerance: Array, rng_key: Array | None
+    spec: _Spec,
+    init: Gaussian,
+    data: PyTree,
+    precision: Array | None,
+    tolerance: Array,
+    rng_key: Array | None,
 ) -> Result:
     method, max_evaluations = spec.method, spec.max_evaluations
     dtype, family = init.loc.dtype, family_of(init)
@@ -222,15 +247,21 @@ def _loop(
 
     def evaluate(q: Gaussian) -> _Point:
         # The whole Hessian is that of the same Gaussian as a full-rank one.
-        of_q = spec.evaluate(FullRank(q.loc, square_root(q)) if dense else q, data, rng_key)
+        of_q = spec.evaluate(
+            FullRank(q.loc, square_root(q)) if dense else q, data, rng_key
+        )
         at: base.Derivatives = jax.tree.map(lambda leaf: leaf.astype(dtype), of_q)
         finite = jnp.isfinite(jnp.sum(family.witness(q)))
         finite &= jnp.isfinite(at.value + jnp.sum(at.grad) + jnp.sum(at.hessian))
         energy = jnp.where(finite, at.value - base.entropy(q), jnp.inf)
-        return _Point(q, at, energy, jnp.where(finite, base.stationarity(q, at), jnp.inf))
+        return _Point(
+            q, at, energy, jnp.where(finite, base.stationarity(q, at), jnp.inf)
+        )
 
     def write(trace: Trace, number: Array | int, row: Trace) -> Trace:
-        return jax.tree.map(lambda column, value: column.at[number].set(value), trace, row)
+        return jax.tree.map(
+            lambda column, value: column.at[number].set(value), trace, row
+        )
 
     def status_at(point: _Point) -> Array:
         status = jnp.where(method.is_too_long(point.q, point.at), REFUSED, RUNNING)
@@ -238,21 +269,31 @@ def _loop(
 
     def advance(carry: _Carry) -> _Carry:
         current, is_first = carry.point, carry.num_evaluations == 0
-        size = jnp.where(is_first, 0.0, carry.share * method.max_size(current.q, current.at)).astype(dtype)
+        size = jnp.where(
+            is_first, 0.0, carry.share * method.max_size(current.q, current.at)
+        ).astype(dtype)
         step = method.step(current.q, current.at, size)
         # The start too is evaluated in the loop: a model is traced and compiled once, not twice.
         trial = evaluate(jax.tree.map(partial(jnp.where, is_first), init, step))
         # F is a difference of two sums: what rounding leaves of it.
-        rounding = 8.0 * jnp.finfo(dtype).eps * (jnp.abs(current.at.value) + jnp.abs(current.energy))
+        rounding = (
+            8.0
+            * jnp.finfo(dtype).eps
+            * (jnp.abs(current.at.value) + jnp.abs(current.energy))
+        )
         better = trial.energy <= current.energy + rounding
         if not spec.exact:
             better |= trial.residual <= _CONTRACTION * carry.min_residual
         accept = jnp.isfinite(trial.energy) & (better if method.backtrack else True)
         point: _Point = jax.tree.map(partial(jnp.where, accept), trial, current)
         # After a failure the step is halved, after a success it may grow again.
-        share = jnp.where(accept, jnp.minimum(1.0, 2.0 * carry.share), 0.5 * carry.share)
+        share = jnp.where(
+            accept, jnp.minimum(1.0, 2.0 * carry.share), 0.5 * carry.share
+        )
         is_over = ~accept & ((share < MIN_SHARE) | (not method.backtrack))
-        ending = jnp.where(is_over, STALLED if method.backtrack else LOST, status_at(point))
+        ending = jnp.where(
+            is_over, STALLED if method.backtrack else LOST, status_at(point)
+        )
         return _Carry(
             point,
             jnp.minimum(carry.min_residual, point.residual),
@@ -260,20 +301,32 @@ def _loop(
             carry.num_evaluations + 1,
             jnp.where(is_first & ~accept, LOST, ending),
             write(
-                carry.trace, carry.num_evaluations, Trace(-trial.energy, trial.residual, size, accept | is_first)
+                carry.trace,
+                carry.num_evaluations,
+                Trace(-trial.energy, trial.residual, size, accept | is_first),
             ),
         )
 
     column = jnp.full((max_evaluations,), jnp.nan, dtype)
     trace = Trace(column, column, column, jnp.zeros((max_evaluations,), bool))
-    (d,), infinite, one = init.loc.shape, jnp.full((), jnp.inf, dtype), jnp.ones((), dtype)
+    (d,), infinite, one = (
+        init.loc.shape,
+        jnp.full((), jnp.inf, dtype),
+        jnp.ones((), dtype),
+    )
     is_diagonal = family.diagonal_only and not dense
-    unknown = base.Derivatives(infinite, jnp.zeros(d, dtype), jnp.zeros((d,) if is_diagonal else (d, d), dtype))
+    unknown = base.Derivatives(
+        infinite, jnp.zeros(d, dtype), jnp.zeros((d,) if is_diagonal else (d, d), dtype)
+    )
     zero, blank = jnp.zeros((), jnp.int32), _Point(init, unknown, infinite, infinite)
-    (q, at, energy, residual), _, _, num_evaluations, status, trace = jax.lax.while_loop(
-        lambda carry: (carry.status == RUNNING) & (carry.num_evaluations < max_evaluations),
-        advance,
-        _Carry(blank, infinite, one, zero, jnp.full((), RUNNING), trace),
+    (q, at, energy, residual), _, _, num_evaluations, status, trace = (
+        jax.lax.while_loop(
+            lambda carry: (
+                (carry.status == RUNNING) & (carry.num_evaluations < max_evaluations)
+            ),
+            advance,
+            _Carry(blank, infinite, one, zero, jnp.full((), RUNNING), trace),
+        )
     )
     bound = jnp.full((), jnp.inf, dtype)
     if precision is not None:
@@ -282,7 +335,17 @@ def _loop(
             # A diagonal below the matrix.
             metric = jnp.full(init.loc.shape, jnp.linalg.eigvalsh(metric)[0])
         bound = base.gap_bound(q, at, metric)
-    return Result(q, at, -energy, residual, bound, status == CONVERGED, status, num_evaluations, trace)
+    return Result(
+        q,
+        at,
+        -energy,
+        residual,
+        bound,
+        status == CONVERGED,
+        status,
+        num_evaluations,
+        trace,
+    )
 
 
 _shared_loop = jax.jit(_loop, static_argnums=0)

@@ -20,8 +20,18 @@ from numpyro_tempered.gaussian.descent.minimise import (
     Result,
     Trace,
 )
-from numpyro_tempered.gaussian.descent.mixture_energy import Point, Potential, evaluate, floored, step
-from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, check, triangular
+from numpyro_tempered.gaussian.descent.mixture_energy import (
+    Point,
+    Potential,
+    evaluate,
+    floored,
+    step,
+)
+from numpyro_tempered.gaussian.families.gaussian_mixture import (
+    GaussianMixture,
+    check,
+    triangular,
+)
 
 # How a step grows after a success: a failure halves it.
 _GROWTH = 1.25
@@ -105,7 +115,11 @@ def minimise_mixture(
     q = check(init, "init")
     q = q._replace(logits=floored(q.logits))
     standard_points = jnp.asarray(standard_points, q.loc.dtype)
-    if standard_points.ndim != 2 or standard_points.shape[1] != q.loc.shape[1] or len(standard_points) < 2:
+    if (
+        standard_points.ndim != 2
+        or standard_points.shape[1] != q.loc.shape[1]
+        or len(standard_points) < 2
+    ):
         raise ValueError(
             f"standard_points must have shape (S, {q.loc.shape[1]}) with S at least 2, got "
             f"{standard_points.shape}."
@@ -113,7 +127,9 @@ def minimise_mixture(
     check_count(max_evaluations, "max_evaluations")
     check_number(tolerance, "tolerance", "(0, inf]")
     loop = partial(_loop, potential, max_evaluations)
-    result: Result = run_program(loop, q, standard_points, data, jnp.asarray(tolerance, q.loc.dtype))
+    result: Result = run_program(
+        loop, q, standard_points, data, jnp.asarray(tolerance, q.loc.dtype)
+    )
     if not is_traced(result.status) and int(result.status) == LOST:
         raise ValueError(
             "the ELBO is not finite at the start: check the data for NaN, or start at narrower components."
@@ -137,18 +153,29 @@ def _loop(
         mixture, promise = step(current, carry.share)
         trial_q = jax.tree.map(partial(jnp.where, is_first), init, mixture)
         trial = evaluate(potential, trial_q, standard_points, data)
-        rounding = 8.0 * jnp.finfo(dtype).eps * (jnp.sum(jnp.abs(current.at.value)) + jnp.abs(current.energy))
+        rounding = (
+            8.0
+            * jnp.finfo(dtype).eps
+            * (jnp.sum(jnp.abs(current.at.value)) + jnp.abs(current.energy))
+        )
         enough = trial.energy <= current.energy - _ENOUGH * promise + rounding
         accept = jnp.isfinite(trial.energy) & (is_first | enough)
         point: Point = jax.tree.map(partial(jnp.where, accept), trial, current)
-        share = jnp.where(accept, jnp.minimum(1.0, _GROWTH * carry.share), 0.5 * carry.share).astype(dtype)
+        share = jnp.where(
+            accept, jnp.minimum(1.0, _GROWTH * carry.share), 0.5 * carry.share
+        ).astype(dtype)
         status = jnp.where(point.residual <= tolerance, CONVERGED, RUNNING)
         status = jnp.where(~accept & (share < MIN_SHARE), STALLED, status)
         # Along moves of mass between components that overlap q hardly changes, and steps are many.
         is_due = (carry.num_evaluations > 0) & (carry.num_evaluations % _WINDOW == 0)
         is_flat = is_due & (carry.past - point.energy <= _WINDOW * tolerance)
         status = jnp.where(is_flat & (status == RUNNING), FLAT, status)
-        row = Trace(-trial.energy, trial.residual, jnp.where(is_first, 0.0, carry.share), accept | is_first)
+        row = Trace(
+            -trial.energy,
+            trial.residual,
+            jnp.where(is_first, 0.0, carry.share),
+            accept | is_first,
+        )
         return _Carry(
             point,
             jnp.where(is_first, 1.0, share).astype(dtype),
@@ -156,7 +183,9 @@ def _loop(
             jnp.where(is_first & ~accept, LOST, status),
             jnp.where(is_due | is_first, point.energy, carry.past),
             jax.tree.map(
-                lambda column, value: column.at[carry.num_evaluations].set(value.astype(column.dtype)),
+                lambda column, value: column.at[carry.num_evaluations].set(
+                    value.astype(column.dtype)
+                ),
                 carry.trace,
                 row,
             ),
@@ -164,13 +193,26 @@ def _loop(
 
     (num, d), infinite = init.loc.shape, jnp.full((), jnp.inf, dtype)
     zeros = jnp.zeros((num, d), dtype)
-    unknown = Derivatives(jnp.zeros(num, dtype), zeros, jnp.zeros(init.root.shape, dtype))
+    unknown = Derivatives(
+        jnp.zeros(num, dtype), zeros, jnp.zeros(init.root.shape, dtype)
+    )
     blank = Point(init, infinite, jnp.zeros(num, dtype), unknown, infinite)
     column = jnp.full((max_evaluations,), jnp.nan, dtype)
     trace = Trace(column, column, column, jnp.zeros((max_evaluations,), bool))
-    begin = _Carry(blank, jnp.ones((), dtype), jnp.zeros((), jnp.int32), jnp.full((), RUNNING), infinite, trace)
+    begin = _Carry(
+        blank,
+        jnp.ones((), dtype),
+        jnp.zeros((), jnp.int32),
+        jnp.full((), RUNNING),
+        infinite,
+        trace,
+    )
     end = jax.lax.while_loop(
-        lambda carry: (carry.status == RUNNING) & (carry.num_evaluations < max_evaluations), advance, begin
+        lambda carry: (
+            (carry.status == RUNNING) & (carry.num_evaluations < max_evaluations)
+        ),
+        advance,
+        begin,
     )
     point = end.point
     return Result(

@@ -9,7 +9,13 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.descent.base import Derivatives, Method, diagonal, newton_direction, whitened
+from numpyro_tempered.gaussian.descent.base import (
+    Derivatives,
+    Method,
+    diagonal,
+    newton_direction,
+    whitened,
+)
 from numpyro_tempered.gaussian.families.base import Gain, Gaussian, Q, family_of
 
 # The largest number of coordinates for which a mean-field q takes the whole Hessian.
@@ -17,7 +23,9 @@ _DENSE = 1000
 
 
 @lru_cache(maxsize=64)
-def natural_gradient(damping: float = 0.5, *, backtrack: bool = True, dense: bool | None = None) -> Method:
+def natural_gradient(
+    damping: float = 0.5, *, backtrack: bool = True, dense: bool | None = None
+) -> Method:
     r"""Natural-gradient steps in the natural parameters of a Gaussian.
 
     With the precision P = V^-1, g = E_q[∇f] and H = E_q[∇²f],
@@ -64,7 +72,14 @@ def natural_gradient(damping: float = 0.5, *, backtrack: bool = True, dense: boo
     def takes_whole_hessian(d: int) -> bool:
         return d <= _DENSE if dense is None else dense
 
-    return Method(natural_step, max_size, is_too_long, backtrack, takes_whole_hessian, "natural_gradient")
+    return Method(
+        natural_step,
+        max_size,
+        is_too_long,
+        backtrack,
+        takes_whole_hessian,
+        "natural_gradient",
+    )
 
 
 def natural_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
@@ -72,7 +87,9 @@ def natural_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
     family, gain = family_of(q), Gain(step=size, keep=1.0 - size)
 
     def step(hessian: Array) -> Q:
-        return family.natural_step(family.start(q), q, q, derivatives.grad, 0.5 * hessian, gain)[0]
+        return family.natural_step(
+            family.start(q), q, q, derivatives.grad, 0.5 * hessian, gain
+        )[0]
 
     if not family.diagonal_only:
         plain = family.canonical(step(derivatives.hessian))
@@ -85,10 +102,14 @@ def natural_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
     curvatures = diagonal(derivatives.hessian)
     plain = step(curvatures)
     is_gaussian = jnp.isfinite(jnp.sum(family.witness(plain)))
-    proposal = jax.tree.map(partial(jnp.where, is_gaussian), plain, step(jnp.maximum(curvatures, 0.0)))
+    proposal = jax.tree.map(
+        partial(jnp.where, is_gaussian), plain, step(jnp.maximum(curvatures, 0.0))
+    )
     direction = newton_direction(derivatives, jnp.full_like(q.loc, jnp.nan))
     newton = q.loc - size * direction
-    return proposal._replace(loc=jnp.where(jnp.all(jnp.isfinite(direction)), newton, proposal.loc))
+    return proposal._replace(
+        loc=jnp.where(jnp.all(jnp.isfinite(direction)), newton, proposal.loc)
+    )
 
 
 def positive_part(q: Gaussian, derivatives: Derivatives) -> Array:

@@ -12,7 +12,12 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, PyTree, Scalar
-from numpyro_tempered.gaussian.descent.base import Derivatives, diagonal, log_volume, require_gaussian
+from numpyro_tempered.gaussian.descent.base import (
+    Derivatives,
+    diagonal,
+    log_volume,
+    require_gaussian,
+)
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 
@@ -63,7 +68,10 @@ def of_gaussian(prior: Gaussian) -> GaussianTerm:
     """The term of a Gaussian prior of all coordinates."""
     (d,), family = prior.loc.shape, family_of(prior)
     prior = family.canonical(prior)
-    root, constant = family.root(prior), 0.5 * d * math.log(2.0 * math.pi) + log_volume(prior)
+    root, constant = (
+        family.root(prior),
+        0.5 * d * math.log(2.0 * math.pi) + log_volume(prior),
+    )
     if root.ndim == 1:
         return GaussianTerm(prior.loc, 1.0 / jnp.square(root), constant)
     inverse = solve_triangular(root, jnp.eye(d, dtype=root.dtype), lower=True)
@@ -80,15 +88,21 @@ def derivatives_of(term: GaussianTerm, q: Gaussian) -> Derivatives:
     else:
         hessian = jnp.diag(precision) if precision.ndim == 1 else precision
         spread = jnp.sum(root * matmul(hessian, root))
-    return Derivatives(term.constant + 0.5 * (jnp.sum(shift * pull) + spread), pull, hessian)
+    return Derivatives(
+        term.constant + 0.5 * (jnp.sum(shift * pull) + spread), pull, hessian
+    )
 
 
-def of_evaluation(q: Gaussian, evaluation: Evaluation, alpha: Scalar = 1.0) -> Derivatives:
+def of_evaluation(
+    q: Gaussian, evaluation: Evaluation, alpha: Scalar = 1.0
+) -> Derivatives:
     """The derivatives of ``alpha`` times an expected loss."""
     grad_var = evaluation.grad_var
     if not isinstance(grad_var, Array):
         grad_var = grad_var.dense()
-    return Derivatives(alpha * evaluation.expected, alpha * evaluation.grad_loc, 2.0 * alpha * grad_var)
+    return Derivatives(
+        alpha * evaluation.expected, alpha * evaluation.grad_loc, 2.0 * alpha * grad_var
+    )
 
 
 def add(parts: list[Derivatives]) -> Derivatives:
@@ -96,7 +110,9 @@ def add(parts: list[Derivatives]) -> Derivatives:
     return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
 
 
-def objective(expectation: Expectation, prior: Gaussian, *data: PyTree, alpha: Scalar = 1.0) -> Objective:
+def objective(
+    expectation: Expectation, prior: Gaussian, *data: PyTree, alpha: Scalar = 1.0
+) -> Objective:
     r"""The free energy of a loss and a Gaussian prior, without a NumPyro model.
 
     .. math:: f(\theta) = \alpha \sum_i \ell_i(\theta) - \log \pi(\theta)
@@ -138,7 +154,14 @@ def objective(expectation: Expectation, prior: Gaussian, *data: PyTree, alpha: S
     tempered = (arrays, jnp.asarray(alpha, prior.loc.dtype), term)
     exact = not expectation.needs_key and expectation.of_predictor is not None
     precision = term.precision if exact else None
-    return Objective(_evaluator(expectation), tempered, expectation.needs_key, precision, exact, shared=True)
+    return Objective(
+        _evaluator(expectation),
+        tempered,
+        expectation.needs_key,
+        precision,
+        exact,
+        shared=True,
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -147,7 +170,9 @@ def _evaluator(expectation: Expectation) -> Evaluate:
 
     def evaluate(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
         arrays, alpha, term = data
-        likelihood = of_evaluation(q, expectation.evaluate(q, *arrays, rng_key=rng_key), alpha)
+        likelihood = of_evaluation(
+            q, expectation.evaluate(q, *arrays, rng_key=rng_key), alpha
+        )
         return add([likelihood, derivatives_of(term, q)])
 
     return evaluate

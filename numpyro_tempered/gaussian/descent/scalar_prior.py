@@ -38,7 +38,18 @@ def derivatives_of_scalars(
         return jnp.concatenate(values)[None, :], jnp.ones((), u.dtype)
 
     points, masses = np.polynomial.hermite_e.hermegauss(_NODES)
-    moments = quadrature(points, masses / masses.sum(), losses, q.loc[places], variance[places], Options())
+    moments = quadrature(
+        points,
+        masses / masses.sum(),
+        losses,
+        q.loc[places],
+        variance[places],
+        Options(),
+    )
     grad = jnp.zeros_like(q.loc).at[places].add(moments.first)
     hessian = jnp.zeros_like(q.loc).at[places].add(moments.second)
-    return Derivatives(jnp.sum(moments.expected), grad, hessian if root.ndim == 1 else jnp.diag(hessian))
+    return Derivatives(
+        jnp.sum(moments.expected),
+        grad,
+        hessian if root.ndim == 1 else jnp.diag(hessian),
+    )

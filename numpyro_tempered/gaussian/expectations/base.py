@@ -184,7 +184,12 @@ class PredictorsAt(Protocol):
     """The predictors of data."""
 
     def __call__(
-        self, theta: Array, /, *data: PyTree, rng_key: Array | None = ..., mask: Array | None = ...
+        self,
+        theta: Array,
+        /,
+        *data: PyTree,
+        rng_key: Array | None = ...,
+        mask: Array | None = ...,
     ) -> Predictors:
         """Those of a batch, linearised at ``theta``; their moments have Hessian curvature."""
 
@@ -279,7 +284,9 @@ def rows_of(mask: Array | None, size: int) -> Array | None:
     return jnp.tile(mask, size // mask.shape[0])
 
 
-def check_outcomes(y: ArrayLike, admits: Callable[[np.ndarray], np.ndarray], need: str, hint: str = "") -> None:
+def check_outcomes(
+    y: ArrayLike, admits: Callable[[np.ndarray], np.ndarray], need: str, hint: str = ""
+) -> None:
     """Raise ValueError with the first outcome that is finite and not admitted.
 
     An outcome that is not finite is a missing one, whose round is rejected.
@@ -293,7 +300,12 @@ def check_outcomes(y: ArrayLike, admits: Callable[[np.ndarray], np.ndarray], nee
 def check_labels(x: ArrayLike, y: ArrayLike, *, name: str) -> None:
     """Raise ValueError where a finite label is neither -1 nor 1."""
     hint = "; turn labels in {0, 1} into 2 * y - 1"
-    check_outcomes(y, lambda labels: np.isin(labels, (-1.0, 1.0)), f"{name} needs labels y in {{-1, 1}}", hint)
+    check_outcomes(
+        y,
+        lambda labels: np.isin(labels, (-1.0, 1.0)),
+        f"{name} needs labels y in {{-1, 1}}",
+        hint,
+    )
 
 
 def standard_deviation(variance: Array) -> tuple[Array, Array]:
@@ -312,5 +324,7 @@ def require_key(expectation: str, rng_key: Array | None) -> Array:
         ValueError: If there is none.
     """
     if rng_key is None:
-        raise ValueError(f"{expectation} needs an rng_key: pass rng_key= to run or update.")
+        raise ValueError(
+            f"{expectation} needs an rng_key: pass rng_key= to run or update."
+        )
     return rng_key

@@ -22,7 +22,9 @@ def slopes(losses: LossesOfPredictors, u: Array) -> tuple[Array, Array, Array]:
     # A site's loss of datum i depends only on the predictor of datum i, so one vector-Jacobian
     # product for each site gives all its slopes.
     sites = jnp.eye(values.shape[0], dtype=values.dtype)
-    (first,) = jax.vmap(pull)(jnp.broadcast_to(sites[:, :, None], (values.shape[0], *values.shape)))
+    (first,) = jax.vmap(pull)(
+        jnp.broadcast_to(sites[:, :, None], (values.shape[0], *values.shape))
+    )
     return values, first, jnp.broadcast_to(scale, values.shape)
 
 
@@ -35,21 +37,30 @@ def which_depend(fn: Callable[[A], PyTree], argument: A) -> PyTree:
     """For each output of ``fn`` whether it uses the argument, a pytree, read from the traced program."""
     program, shapes = jax.make_jaxpr(fn, return_shape=True)(argument)
     count = len(program.jaxpr.outvars)
-    flags = [any(dce_jaxpr(program.jaxpr, [i == j for j in range(count)])[1]) for i in range(count)]
+    flags = [
+        any(dce_jaxpr(program.jaxpr, [i == j for j in range(count)])[1])
+        for i in range(count)
+    ]
     return jax.tree.unflatten(jax.tree.structure(shapes), flags)
 
 
-def with_jacobian(predict: Callable[[Array], Array], theta: Array) -> tuple[Array, Array]:
+def with_jacobian(
+    predict: Callable[[Array], Array], theta: Array
+) -> tuple[Array, Array]:
     """Predictors u, and their derivatives ``(*u.shape, d)``, without intermediate matrices."""
     (d,) = theta.shape
     u, pull = jax.vjp(predict, theta)
 
     def by_columns() -> Array:
         units = jnp.eye(d, dtype=theta.dtype)
-        return jax.vmap(lambda unit: jax.jvp(predict, (theta,), (unit,))[1], out_axes=-1)(units)
+        return jax.vmap(
+            lambda unit: jax.jvp(predict, (theta,), (unit,))[1], out_axes=-1
+        )(units)
 
     def by_rows() -> Array:
-        (rows,) = jax.vmap(pull)(jnp.reshape(jnp.eye(u.size, dtype=u.dtype), (-1, *u.shape)))
+        (rows,) = jax.vmap(pull)(
+            jnp.reshape(jnp.eye(u.size, dtype=u.dtype), (-1, *u.shape))
+        )
         return jnp.reshape(rows, (*u.shape, d))
 
     return u, (forward_else_reverse(by_columns, by_rows) if u.size > d else by_rows())
@@ -72,5 +83,7 @@ def hessians(losses: LossesOfPredictors, u: Array) -> Array:
     if u.ndim == 1:
         return product(jnp.ones_like(u))
     units = jnp.eye(u.shape[-1], dtype=u.dtype)
-    columns = jax.vmap(lambda unit: product(jnp.broadcast_to(unit[None, :], u.shape)))(units)
+    columns = jax.vmap(lambda unit: product(jnp.broadcast_to(unit[None, :], u.shape)))(
+        units
+    )
     return jnp.moveaxis(columns, 0, -1)

@@ -10,7 +10,10 @@ from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations import base
-from numpyro_tempered.gaussian.expectations.differentiate import LossesOfPredictors, slopes
+from numpyro_tempered.gaussian.expectations.differentiate import (
+    LossesOfPredictors,
+    slopes,
+)
 from numpyro_tempered.gaussian.expectations.integrals import Integral, of_integral
 from numpyro_tempered.gaussian.expectations.outputs import average, product_rule
 
@@ -79,8 +82,12 @@ def gauss_hermite(
     integral: Integral = partial(quadrature, points, masses / masses.sum())
     if num_outputs is not None:
         check_count(num_outputs, "num_outputs")
-        integral = partial(average, product_rule(num_nodes, num_outputs, "predictor_monte_carlo"))
-    return of_integral("gauss_hermite", integral, loss, predictor=predictor, num_outputs=num_outputs)
+        integral = partial(
+            average, product_rule(num_nodes, num_outputs, "predictor_monte_carlo")
+        )
+    return of_integral(
+        "gauss_hermite", integral, loss, predictor=predictor, num_outputs=num_outputs
+    )
 
 
 def quadrature(
@@ -103,7 +110,9 @@ def quadrature(
     # A mean may sit on a kink of the loss as written, where automatic differentiation picks a side (NumPyro's
     # Bernoulli by logits at 0 is one): nodes stay some roundings off it, whatever the unit of the predictor.
     info = jnp.finfo(dtype)
-    off = jnp.maximum(8.0 * info.eps * jnp.maximum(jnp.abs(mean), s), jnp.sqrt(info.tiny))
+    off = jnp.maximum(
+        8.0 * info.eps * jnp.maximum(jnp.abs(mean), s), jnp.sqrt(info.tiny)
+    )
     width = jnp.maximum(jnp.where(spread, s, 0.0), off)
     u = mean[None, :] + width[None, :] * nodes
 
@@ -118,11 +127,19 @@ def quadrature(
         # For a narrow q the quotient loses its digits; the derivative beside the mean has them. It is taken where
         # the two differ by no more than rounding, of the slopes and of the nodes, makes of the quotient.
         pointwise = _curvature(losses, mean, off)
-        size = jnp.sum(weights * jnp.abs(first * nodes[:, None, :]), axis=0) + jnp.abs(mean[None, :] * pointwise)
+        size = jnp.sum(weights * jnp.abs(first * nodes[:, None, :]), axis=0) + jnp.abs(
+            mean[None, :] * pointwise
+        )
         rounding = 16.0 * info.eps * size / width[None, :]
         second = jnp.where(jnp.abs(stein - pointwise) <= rounding, pointwise, stein)
-    at_mean, expected = jnp.sum(values[-1], axis=0), jnp.sum(weights * values, axis=(0, 1))
-    slope, second = jnp.sum(scale[-1] * slope, axis=0), jnp.sum(scale[-1] * second, axis=0)
+    at_mean, expected = (
+        jnp.sum(values[-1], axis=0),
+        jnp.sum(weights * values, axis=(0, 1)),
+    )
+    slope, second = (
+        jnp.sum(scale[-1] * slope, axis=0),
+        jnp.sum(scale[-1] * second, axis=0),
+    )
     tempered = jnp.sum(scale[-1] * jnp.sum(weights * values, axis=0), axis=0)
     return base.Moments(at_mean, expected, slope, second, tempered)
 

@@ -49,11 +49,15 @@ def _slack(u: Array, y: Array) -> Array:
     return jnp.where(jnp.abs(y) == 1.0, 1.0 - y * u, jnp.nan)
 
 
-def _moments(mean: Array, variance: Array, y: Array, options: base.Options) -> base.Moments:
+def _moments(
+    mean: Array, variance: Array, y: Array, options: base.Options
+) -> base.Moments:
     s, spread = base.standard_deviation(variance)
     k = _slack(mean, y)
     z = k / s
-    cdf = jnp.where(spread, 0.5 * jax.scipy.special.erfc(-_SQRT_HALF * z), (k > 0).astype(k.dtype))
+    cdf = jnp.where(
+        spread, 0.5 * jax.scipy.special.erfc(-_SQRT_HALF * z), (k > 0).astype(k.dtype)
+    )
     pdf = _INVERSE_SQRT_2PI * jnp.exp(-0.5 * jnp.square(z))
     at_mean = jnp.maximum(k, 0.0)
     # Jensen's inequality restores what the two terms lose to cancellation far in the tail.

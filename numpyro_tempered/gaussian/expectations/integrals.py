@@ -19,12 +19,22 @@ import jax.numpy as jnp
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations import base
-from numpyro_tempered.gaussian.expectations.differentiate import LossesOfPredictors, slopes, with_jacobian
+from numpyro_tempered.gaussian.expectations.differentiate import (
+    LossesOfPredictors,
+    slopes,
+    with_jacobian,
+)
 from numpyro_tempered.gaussian.expectations.pinball import absolute_moments
-from numpyro_tempered.gaussian.expectations.predictors import linear, of_predictors, root
+from numpyro_tempered.gaussian.expectations.predictors import (
+    linear,
+    of_predictors,
+    root,
+)
 
 # Moments of any losses of predictors, by mean, variance (n,) or covariance (n, K, K), and options.
-Integral: TypeAlias = Callable[[LossesOfPredictors, Array, Array, base.Options], base.Moments]
+Integral: TypeAlias = Callable[
+    [LossesOfPredictors, Array, Array, base.Options], base.Moments
+]
 
 # Nodes of shared coordinates that are evaluated side by side, and for how many second derivatives of data in all.
 _SIDE_BY_SIDE, _DERIVATIVES = 20, 100_000
@@ -53,21 +63,29 @@ def of_integral(
         ValueError: If not exactly one of ``loss`` and ``predictor`` is given.
     """
     if (loss is None) == (predictor is None):
-        raise ValueError(f"give {name} either a loss (u, y) -> value or a predictor's name.")
+        raise ValueError(
+            f"give {name} either a loss (u, y) -> value or a predictor's name."
+        )
     if loss is None:
         refuse = base.unbound(f"{name}(predictor={predictor!r})")
         bind = functools.partial(bound, integral=integral, needs_key=needs_key)
-        return base.Expectation(refuse, bind, predictor, needs_key, num_outputs=num_outputs, integrates=True)
+        return base.Expectation(
+            refuse, bind, predictor, needs_key, num_outputs=num_outputs, integrates=True
+        )
     batch = jax.vmap(loss)
 
-    def moments(mean: Array, spread: Array, y: Array, options: base.Options) -> base.Moments:
+    def moments(
+        mean: Array, spread: Array, y: Array, options: base.Options
+    ) -> base.Moments:
         one = jnp.ones((), mean.dtype)
         return integral(lambda u: (batch(u, y)[None, :], one), mean, spread, options)
 
     return linear(moments, batch, num_outputs=num_outputs, needs_key=needs_key)
 
 
-def bound(model: base.ModelLoss, integral: Integral, *, needs_key: bool) -> base.Expectation:
+def bound(
+    model: base.ModelLoss, integral: Integral, *, needs_key: bool
+) -> base.Expectation:
     """The expectation of a model's likelihood given its predictors, linearised at the mean."""
     predict, losses_at = model.by_predictor()
 
@@ -88,11 +106,16 @@ def bound(model: base.ModelLoss, integral: Integral, *, needs_key: bool) -> base
         if model.shared is None:
             moments = functools.partial(integrate, theta, data, options)
             return base.Predictors(
-                mean, jacobian, moments, lambda u: jnp.sum(losses_at(u, theta, *data)[0], axis=0)
+                mean,
+                jacobian,
+                moments,
+                lambda u: jnp.sum(losses_at(u, theta, *data)[0], axis=0),
             )
         integral_at = functools.partial(integrate, data=data, options=options)
         at_mean = jnp.sum(losses_at(mean, theta, *data)[0], axis=0)
-        return _beside_shared(model.shared, integral_at, theta, (mean, jacobian), at_mean, options)
+        return _beside_shared(
+            model.shared, integral_at, theta, (mean, jacobian), at_mean, options
+        )
 
     needs_key = needs_key or (model.shared is not None and model.shared.needs_key)
     return of_predictors(at, loss=model.total, needs_key=needs_key)
@@ -115,10 +138,15 @@ def _without_kinks(
     offset = jnp.sqrt(jnp.finfo(mean.dtype).eps) * jnp.maximum(jnp.abs(places), 1.0)
 
     def half_jump(site: int) -> Array:
-        above, below = (slopes(losses, places[site] + sign * offset[site])[1][site] for sign in (1.0, -1.0))
+        above, below = (
+            slopes(losses, places[site] + sign * offset[site])[1][site]
+            for sign in (1.0, -1.0)
+        )
         return 0.5 * (above - below)
 
-    sizes = jnp.where(has_kink, jnp.stack([half_jump(site) for site in range(outcomes.shape[0])]), 0.0)
+    sizes = jnp.where(
+        has_kink, jnp.stack([half_jump(site) for site in range(outcomes.shape[0])]), 0.0
+    )
 
     def smooth(u: Array) -> tuple[Array, Array]:
         values, weights = losses(u)
@@ -153,11 +181,15 @@ def _beside_shared(
     m = len(places)
     rows = jnp.broadcast_to(jnp.eye(d, dtype=jacobian.dtype)[places], (n, m, d))
     jacobian = jnp.concatenate([rows, jacobian[:, None, :]], axis=1)
-    mean = jnp.concatenate([jnp.broadcast_to(theta[places], (n, m)), u[:, None]], axis=1)
+    mean = jnp.concatenate(
+        [jnp.broadcast_to(theta[places], (n, m)), u[:, None]], axis=1
+    )
 
     def moments(mean: Array, covariance: Array) -> base.Moments:
         if options.curvature != "hessian":
-            raise ValueError(f"beside shared latents curvature is 'hessian', got {options.curvature!r}.")
+            raise ValueError(
+                f"beside shared latents curvature is 'hessian', got {options.curvature!r}."
+            )
         # Triangular, with s first: nodes of s are the same for all data.
         factor, s0 = root(covariance), mean[0, :m]
         variance = jnp.square(factor[:, m, m])
@@ -166,7 +198,9 @@ def _beside_shared(
             shifted = mean[:, m] + jnp.sum(factor[:, m, :m] * z, axis=1)
 
             def integral_at(s: Array) -> tuple[tuple[Array, Array], base.Moments]:
-                moments_at = integrate(theta.at[places].set(s), mean=shifted, spread=variance)
+                moments_at = integrate(
+                    theta.at[places].set(s), mean=shifted, spread=variance
+                )
                 return (moments_at.objective, moments_at.first), moments_at
 
             def slope(s: Array) -> tuple[Array, tuple[Array, Array, base.Moments]]:
@@ -183,7 +217,9 @@ def _beside_shared(
 
         z, weights = (leaf.astype(mean.dtype) for leaf in shared.nodes(options.rng_key))
         side_by_side = max(1, min(_SIDE_BY_SIDE, _DERIVATIVES // (n * m**2)))
-        expected = (jnp.tensordot(weights, leaf, 1) for leaf in map_batches(at, z, side_by_side))
+        expected = (
+            jnp.tensordot(weights, leaf, 1) for leaf in map_batches(at, z, side_by_side)
+        )
         return base.Moments(at_mean, *expected)
 
     return base.Predictors(mean, jacobian, moments)

@@ -10,7 +10,9 @@ from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.predictors import of_predictors
 
 
-def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: base.Expectation) -> base.Expectation:
+def linearised(
+    predict: Callable[[Array, Array], ArrayLike], expectation: base.Expectation
+) -> base.Expectation:
     r"""Expected loss of a nonlinear predictor f(θ, x), such as a neural network's.
 
     Around the mean m of q, with J the Jacobian of f in θ there, the predictor is taken as
@@ -50,7 +52,11 @@ def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: base.E
     """
     of_predictor = getattr(expectation, "of_predictor", None)
     if of_predictor is None:
-        came = "one of a model or of the parameters" if hasattr(expectation, "evaluate") else repr(expectation)
+        came = (
+            "one of a model or of the parameters"
+            if hasattr(expectation, "evaluate")
+            else repr(expectation)
+        )
         raise TypeError(
             f"linearised needs the expectation of a predictor's loss, squared() or the like, got {came}."
         )
@@ -60,7 +66,9 @@ def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: base.E
     def one(theta: Array, x: Array) -> Array:
         u = jnp.asarray(predict(theta, x))
         if u.shape != shape:
-            raise ValueError(f"predict must return shape {shape} for one datum, got {u.shape}.")
+            raise ValueError(
+                f"predict must return shape {shape} for one datum, got {u.shape}."
+            )
         return u.astype(theta.dtype)
 
     def at(theta: Array, data: base.Data, options: base.Options) -> base.Predictors:
@@ -68,14 +76,19 @@ def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: base.E
         mean = jax.vmap(one, (None, 0))(theta, x)
         jacobian = jax.vmap(jax.jacrev(one), (None, 0))(theta, x)
         return base.Predictors(
-            mean, jacobian, lambda mean, spread: moments(mean, spread, y, options), lambda u: loss(u, y)
+            mean,
+            jacobian,
+            lambda mean, spread: moments(mean, spread, y, options),
+            lambda u: loss(u, y),
         )
 
     def of_theta(theta: Array, *data: PyTree) -> Array:
         x, y = _batch(theta, *data)
         return loss(jax.vmap(one, (None, 0))(theta, x), y)
 
-    return of_predictors(at, check=expectation.check, loss=of_theta, needs_key=expectation.needs_key)
+    return of_predictors(
+        at, check=expectation.check, loss=of_theta, needs_key=expectation.needs_key
+    )
 
 
 def _batch(theta: Array, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
@@ -84,5 +97,7 @@ def _batch(theta: Array, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     if x.ndim < 2:
         return x[None], y[None]
     if y.shape[:1] != x.shape[:1]:
-        raise ValueError(f"expected x of shape (n, f) with y of shape (n, ...), got {x.shape} and {y.shape}.")
+        raise ValueError(
+            f"expected x of shape (n, f) with y of shape (n, ...), got {x.shape} and {y.shape}."
+        )
     return x, y

@@ -81,29 +81,50 @@ def location_scale(
             "location_scale needs the expectation of a linear predictor's loss, such as hinge() or "
             "gauss_hermite(loss), in closed form or by quadrature."
         )
-    if check_choice(distribution, "distribution", ("student_t", "laplace")) == "student_t":
+    if (
+        check_choice(distribution, "distribution", ("student_t", "laplace"))
+        == "student_t"
+    ):
         if df is None:
-            raise ValueError("a Student-t needs df, its degrees of freedom, at least 3.")
-        df = float(check_number(df, "df", "[3, inf)", hint="Below 3 the tails take too many nodes."))
+            raise ValueError(
+                "a Student-t needs df, its degrees of freedom, at least 3."
+            )
+        df = float(
+            check_number(
+                df, "df", "[3, inf)", hint="Below 3 the tails take too many nodes."
+            )
+        )
     elif df is not None:
         raise ValueError("a Laplace distribution has no df: leave it out.")
     if independent:
         if of_predictor.num_outputs is not None:
-            raise TypeError("independent coordinates are for the loss of one predictor, not of K.")
-        return _independent(expectation, df, check_count(num_particles, "num_particles"))
+            raise TypeError(
+                "independent coordinates are for the loss of one predictor, not of K."
+            )
+        return _independent(
+            expectation, df, check_count(num_particles, "num_particles")
+        )
     moments = _mixed_moments(of_predictor.moments, df)
     return linear(
-        moments, of_predictor.loss, num_outputs=of_predictor.num_outputs, check=expectation.check, quadratic=False
+        moments,
+        of_predictor.loss,
+        num_outputs=of_predictor.num_outputs,
+        check=expectation.check,
+        quadratic=False,
     )
 
 
 @functools.lru_cache(maxsize=256)
-def _independent(expectation: base.Expectation, df: float | None, num_particles: int) -> base.Expectation:
+def _independent(
+    expectation: base.Expectation, df: float | None, num_particles: int
+) -> base.Expectation:
     """The expectation with a size c_j for each coordinate: given these, u is N(m·x, Σ c_j² σ_j² x_j²)."""
     moments = expectation.of_predictor.moments  # type: ignore[union-attr]
 
     @base.evaluator
-    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
+    def evaluate(
+        q: Gaussian, data: base.Data, options: base.Options
+    ) -> base.Evaluation:
         _refuse_fisher(options)
         if not family_of(q).diagonal_only:
             raise TypeError(
@@ -114,17 +135,24 @@ def _independent(expectation: base.Expectation, df: float | None, num_particles:
         key = base.require_key("location_scale", options.rng_key)
         c2 = _draw_sizes(key, df, (num_particles, x.shape[-1])).astype(x.dtype)
         variance = matmul(c2 * family_of(q).marginal_scale(q) ** 2, jnp.square(x).T)
-        each = jax.vmap(lambda spread: moments(matmul(x, q.loc), spread, y, options))(variance)
+        each = jax.vmap(lambda spread: moments(matmul(x, q.loc), spread, y, options))(
+            variance
+        )
         mask = base.rows_of(options.mask, x.shape[0])
         at_mean = base.zero_where_off(each.at_mean[0], mask)
         expected, first = (
-            base.zero_where_off(jnp.mean(leaf, axis=0), mask) for leaf in (each.expected, each.first)
+            base.zero_where_off(jnp.mean(leaf, axis=0), mask)
+            for leaf in (each.expected, each.first)
         )
         second = each.second if mask is None else jnp.where(mask, each.second, 0.0)
         grad_var = 0.5 * jnp.mean(c2 * matmul(second, jnp.square(x)), axis=0)
-        return base.Evaluation(jnp.sum(at_mean), jnp.sum(expected), matmul(first, x), grad_var)
+        return base.Evaluation(
+            jnp.sum(at_mean), jnp.sum(expected), matmul(first, x), grad_var
+        )
 
-    return base.Expectation(evaluate, check=expectation.check, loss=expectation.loss, needs_key=True)
+    return base.Expectation(
+        evaluate, check=expectation.check, loss=expectation.loss, needs_key=True
+    )
 
 
 def _draw_sizes(rng_key: Array, df: float | None, shape: tuple[int, ...]) -> Array:
@@ -147,7 +175,9 @@ def _mixed_moments(moments: base.MomentsOf, df: float | None) -> base.MomentsOf:
     """Moments for a predictor mean + √variance c n: those for variances c² variance, averaged over c²."""
     sizes, masses = _student_t_rule(df) if df is not None else _laplace_rule()
 
-    def mixed(mean: Array, variance: Array, y: Array, options: base.Options) -> base.Moments:
+    def mixed(
+        mean: Array, variance: Array, y: Array, options: base.Options
+    ) -> base.Moments:
         _refuse_fisher(options)
         c2, weights = (jnp.asarray(column, mean.dtype) for column in (sizes, masses))
         each = jax.vmap(lambda size: moments(mean, size * variance, y, options))(c2)
@@ -170,7 +200,11 @@ def _mixed_moments(moments: base.MomentsOf, df: float | None) -> base.MomentsOf:
 def _student_t_rule(df: float) -> tuple[np.ndarray, np.ndarray]:
     """Values of c² = (df - 2)/χ², and their masses."""
     # In t = log χ² - log df, of standard deviation √(2/df) where df is large.
-    t = np.arange(math.log(TAIL) / (0.5 * df - 1.0) - 3.0, 5.0, min(STEP, 0.6 * math.sqrt(2.0 / df)))
+    t = np.arange(
+        math.log(TAIL) / (0.5 * df - 1.0) - 3.0,
+        5.0,
+        min(STEP, 0.6 * math.sqrt(2.0 / df)),
+    )
     return _rule((df - 2.0) / df * np.exp(-t), np.exp(0.5 * df * (t - np.expm1(t))))
 
 
@@ -183,6 +217,9 @@ def _laplace_rule() -> tuple[np.ndarray, np.ndarray]:
 def _rule(sizes: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The nodes that count, with masses that add up to 1 and a mean of 1."""
     counts = masses * np.maximum(sizes, 1.0)
-    sizes, masses = sizes[counts > TAIL * counts.max()], masses[counts > TAIL * counts.max()]
+    sizes, masses = (
+        sizes[counts > TAIL * counts.max()],
+        masses[counts > TAIL * counts.max()],
+    )
     masses = masses / masses.sum()
     return sizes / (masses @ sizes), masses

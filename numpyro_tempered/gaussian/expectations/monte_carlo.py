@@ -16,7 +16,9 @@ from numpyro_tempered.gaussian.expectations.predictors import curvature_rows
 from numpyro_tempered.gaussian.families.base import Gaussian, Rows, family_of
 
 MAX_DIMENSION = 1000
-_ALTERNATIVES = 'use ngvi(curvature="fisher"), a named predictor, gauss_hermite or a closed form'
+_ALTERNATIVES = (
+    'use ngvi(curvature="fisher"), a named predictor, gauss_hermite or a closed form'
+)
 
 # The weighted loss at the parameters, and the plain one.
 _Value: TypeAlias = Callable[[Array], tuple[Array, Array]]
@@ -77,23 +79,40 @@ def monte_carlo(
     """
     check_count(num_particles, "num_particles")
     if antithetic and num_particles % 2:
-        raise ValueError(f"antithetic draws come in pairs: num_particles must be even, got {num_particles}.")
-    bind = partial(_bound, num_particles=num_particles, memory_budget=memory_budget, antithetic=antithetic)
+        raise ValueError(
+            f"antithetic draws come in pairs: num_particles must be even, got {num_particles}."
+        )
+    bind = partial(
+        _bound,
+        num_particles=num_particles,
+        memory_budget=memory_budget,
+        antithetic=antithetic,
+    )
     if loss is None:
         refuse = base.unbound("monte_carlo() without a loss")
-        return base.Expectation(refuse, bind, predictor, needs_key=True, num_outputs=num_outputs)
+        return base.Expectation(
+            refuse, bind, predictor, needs_key=True, num_outputs=num_outputs
+        )
     if predictor is not None or num_outputs is not None:
-        raise ValueError("a predictor is a site of a model: leave it out with a bare loss.")
+        raise ValueError(
+            "a predictor is a site of a model: leave it out with a bare loss."
+        )
 
     def losses(theta: Array, *data: PyTree) -> tuple[Array, Array]:
         arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(data)]
         if arrays and arrays[0].ndim > 1:
-            values = jax.vmap(lambda *row: loss(theta, *row))(*jax.tree.map(jnp.asarray, data))
+            values = jax.vmap(lambda *row: loss(theta, *row))(
+                *jax.tree.map(jnp.asarray, data)
+            )
         else:
             values = loss(theta, *data)
         if jnp.ndim(values) > 1:
-            raise ValueError(f"loss must return a scalar for each datum, got shape {jnp.shape(values)}.")
-        return jnp.reshape(values, (1, -1)).astype(theta.dtype), jnp.ones((1, 1), theta.dtype)
+            raise ValueError(
+                f"loss must return a scalar for each datum, got shape {jnp.shape(values)}."
+            )
+        return jnp.reshape(values, (1, -1)).astype(theta.dtype), jnp.ones(
+            (1, 1), theta.dtype
+        )
 
     return bind(base.ModelLoss(losses, None, None))
 
@@ -102,16 +121,26 @@ def _bound(
     model: base.ModelLoss, *, num_particles: int, memory_budget: int, antithetic: bool
 ) -> base.Expectation:
     @base.evaluator
-    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
+    def evaluate(
+        q: Gaussian, data: base.Data, options: base.Options
+    ) -> base.Evaluation:
         rng_key, curvature, mask = options
         rng_key, family = base.require_key("monte_carlo", rng_key), family_of(q)
-        if curvature == "hessian" and model.predictor is None and family.curvature_form == "rows":
-            raise ValueError(f"{family.name} takes curvature by rows, not a dense Hessian: {_ALTERNATIVES}.")
+        if (
+            curvature == "hessian"
+            and model.predictor is None
+            and family.curvature_form == "rows"
+        ):
+            raise ValueError(
+                f"{family.name} takes curvature by rows, not a dense Hessian: {_ALTERNATIVES}."
+            )
 
         def losses(theta: Array) -> tuple[Array, Array]:
             values, weights = model.losses(theta, *data)
             on = base.rows_of(mask, values.shape[-1])
-            return values if on is None else jnp.where(on[None, :], values, jnp.zeros((), values.dtype)), weights
+            return values if on is None else jnp.where(
+                on[None, :], values, jnp.zeros((), values.dtype)
+            ), weights
 
         def value(theta: Array) -> tuple[Array, Array]:
             values, weights = losses(theta)
@@ -121,9 +150,14 @@ def _bound(
             slope = jax.value_and_grad(value, has_aux=True)
             if curvature == "none":
                 # A point may sit on a kink of the loss as written, where automatic differentiation picks a side.
-                off = 8.0 * jnp.finfo(theta.dtype).eps * jnp.maximum(jnp.abs(theta), 1.0)
+                off = (
+                    8.0 * jnp.finfo(theta.dtype).eps * jnp.maximum(jnp.abs(theta), 1.0)
+                )
                 (_, left), (both, right) = slope(theta - off), slope(theta + off)
-                no_rows = Rows(jnp.zeros((1, *theta.shape), theta.dtype), jnp.zeros((1,), theta.dtype))
+                no_rows = Rows(
+                    jnp.zeros((1, *theta.shape), theta.dtype),
+                    jnp.zeros((1,), theta.dtype),
+                )
                 return both, 0.5 * (left + right), no_rows
             both, grad = slope(theta)
             if curvature == "fisher":
@@ -131,20 +165,30 @@ def _bound(
             if model.predictor is not None:
                 return both, grad, _gauss_newton(model, theta, data, mask)
             budget = memory_budget // num_particles
-            return both, grad, _hessian(value, theta, data, budget, family.diagonal_only)
+            return (
+                both,
+                grad,
+                _hessian(value, theta, data, budget, family.diagonal_only),
+            )
 
-        draws = family.sample(rng_key, q, (num_particles // 2 if antithetic else num_particles,))
+        draws = family.sample(
+            rng_key, q, (num_particles // 2 if antithetic else num_particles,)
+        )
         if antithetic:
             draws = jnp.concatenate([draws, 2.0 * q.loc[None] - draws])
         (tempered, unweighted), grads, second = jax.vmap(one)(draws)
         if isinstance(second, Rows):
             # The rows of all particles, each with its share of the weight.
             x = jnp.reshape(second.x, (-1, second.x.shape[-1]))
-            grad_var = family.covariance_gradient(q, x, jnp.ravel(second.weights) * (0.5 / num_particles))
+            grad_var = family.covariance_gradient(
+                q, x, jnp.ravel(second.weights) * (0.5 / num_particles)
+            )
         else:
             grad_var = 0.5 * jnp.mean(second, axis=0)
         expected, grad_loc = jnp.mean(unweighted), jnp.mean(grads, axis=0)
-        return base.Evaluation(value(q.loc)[1], expected, grad_loc, grad_var, jnp.mean(tempered))
+        return base.Evaluation(
+            value(q.loc)[1], expected, grad_loc, grad_var, jnp.mean(tempered)
+        )
 
     return base.Expectation(evaluate, needs_key=True, loss=model.total)
 
@@ -156,7 +200,9 @@ def _fisher(losses: base.WeighedLosses, theta: Array) -> Rows:
     return Rows(jnp.reshape(jacobian, (-1, theta.shape[0])), jnp.ravel(weights))
 
 
-def _gauss_newton(model: base.ModelLoss, theta: Array, data: PyTree, mask: Array | None) -> Rows:
+def _gauss_newton(
+    model: base.ModelLoss, theta: Array, data: PyTree, mask: Array | None
+) -> Rows:
     """Σ_i J_iᵀ Σ_s w l''(u_i) J_i, with J the Jacobian of the predictor."""
     predict, losses_at = model.by_predictor()
     u, jacobian = differentiate.with_jacobian(lambda t: predict(t, *data), theta)
@@ -166,7 +212,9 @@ def _gauss_newton(model: base.ModelLoss, theta: Array, data: PyTree, mask: Array
     return Rows(*curvature_rows(jacobian, base.zero_where_off(blocks, on)))
 
 
-def _hessian(value: _Value, theta: Array, data: PyTree, memory_budget: int, diagonal: bool) -> Array:
+def _hessian(
+    value: _Value, theta: Array, data: PyTree, memory_budget: int, diagonal: bool
+) -> Array:
     """The whole Hessian ``(d, d)``, column by column, or its diagonal ``(d,)``; in chunks that fit the memory."""
     (d,) = theta.shape
 
@@ -174,9 +222,13 @@ def _hessian(value: _Value, theta: Array, data: PyTree, memory_budget: int, diag
         return hessian_product(jax.grad(lambda t: value(t)[0]), theta, tangent)
 
     if d > MAX_DIMENSION:
-        raise ValueError(f"the exact Hessian is for d <= {MAX_DIMENSION}, got d = {d}: {_ALTERNATIVES}.")
+        raise ValueError(
+            f"the exact Hessian is for d <= {MAX_DIMENSION}, got d = {d}: {_ALTERNATIVES}."
+        )
     if not differentiate.depends_on(product, jnp.ones_like(theta)):
-        raise ValueError(f"the loss is piecewise linear in the parameters, without curvature: {_ALTERNATIVES}.")
+        raise ValueError(
+            f"the loss is piecewise linear in the parameters, without curvature: {_ALTERNATIVES}."
+        )
     elements = sum(jnp.size(leaf) for leaf in jax.tree.leaves(data))
     column = theta.dtype.itemsize * (2 * d + elements)
     if column > memory_budget:
@@ -186,6 +238,10 @@ def _hessian(value: _Value, theta: Array, data: PyTree, memory_budget: int, diag
         )
     chunk = max(1, min(d, memory_budget // column))
     if diagonal:
-        return map_batches(lambda j: product(jax.nn.one_hot(j, d, dtype=theta.dtype))[j], jnp.arange(d), chunk)
+        return map_batches(
+            lambda j: product(jax.nn.one_hot(j, d, dtype=theta.dtype))[j],
+            jnp.arange(d),
+            chunk,
+        )
     columns = map_batches(product, jnp.eye(d, dtype=theta.dtype), chunk)
     return 0.5 * (columns + columns.T)

@@ -11,7 +11,13 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations import differentiate
-from numpyro_tempered.gaussian.expectations.base import Expectation, Loss, Moments, Options, require_key
+from numpyro_tempered.gaussian.expectations.base import (
+    Expectation,
+    Loss,
+    Moments,
+    Options,
+    require_key,
+)
 from numpyro_tempered.gaussian.expectations.integrals import of_integral
 from numpyro_tempered.gaussian.expectations.predictors import root
 
@@ -43,10 +49,17 @@ def product_rule(num_nodes: int, dimension: int, instead: str) -> Nodes:
             f"at least 2, with no more than {MAX_PRODUCT} in all. Take fewer, or {instead}."
         )
     nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
-    z = np.stack(np.meshgrid(*[nodes] * dimension, indexing="ij"), axis=-1).reshape(-1, 1, dimension)
-    product = np.stack(np.meshgrid(*[weights / weights.sum()] * dimension, indexing="ij"), axis=-1)
+    z = np.stack(np.meshgrid(*[nodes] * dimension, indexing="ij"), axis=-1).reshape(
+        -1, 1, dimension
+    )
+    product = np.stack(
+        np.meshgrid(*[weights / weights.sum()] * dimension, indexing="ij"), axis=-1
+    )
     total = product.reshape(-1, dimension).prod(axis=-1)
-    return Nodes(lambda rng_key, n, dtype: (jnp.asarray(z, dtype), jnp.asarray(total, dtype)), needs_key=False)
+    return Nodes(
+        lambda rng_key, n, dtype: (jnp.asarray(z, dtype), jnp.asarray(total, dtype)),
+        needs_key=False,
+    )
 
 
 def draws(num_draws: int, dimension: int, expectation: str) -> Nodes:
@@ -58,14 +71,20 @@ def draws(num_draws: int, dimension: int, expectation: str) -> Nodes:
     check_count(num_draws, "num_draws")
 
     def at(rng_key: Array | None, n: int, dtype: jnp.dtype) -> tuple[Array, Array]:
-        z = jax.random.normal(require_key(expectation, rng_key), (num_draws, n, dimension), dtype)
+        z = jax.random.normal(
+            require_key(expectation, rng_key), (num_draws, n, dimension), dtype
+        )
         return z, jnp.full((num_draws,), 1.0 / num_draws, dtype)
 
     return Nodes(at, needs_key=True)
 
 
 def average(
-    nodes: Nodes, losses: differentiate.LossesOfPredictors, mean: Array, covariance: Array, options: Options
+    nodes: Nodes,
+    losses: differentiate.LossesOfPredictors,
+    mean: Array,
+    covariance: Array,
+    options: Options,
 ) -> Moments:
     """The moments of losses of predictors mean + R z over the nodes z, R a root of the covariance.
 
@@ -92,15 +111,25 @@ def average(
             second = jnp.sum(weighted[:, :, :, None] * first[:, :, None, :], axis=0)
         else:
             second = differentiate.hessians(losses, u)
-        return jnp.sum(values, axis=0), jnp.sum(weighted, axis=0), second, jnp.sum(scale * values, axis=0)
+        return (
+            jnp.sum(values, axis=0),
+            jnp.sum(weighted, axis=0),
+            second,
+            jnp.sum(scale * values, axis=0),
+        )
 
     return Moments(
-        jnp.sum(losses(mean)[0], axis=0), *(jnp.tensordot(weights, leaf, 1) for leaf in jax.vmap(at)(z))
+        jnp.sum(losses(mean)[0], axis=0),
+        *(jnp.tensordot(weights, leaf, 1) for leaf in jax.vmap(at)(z)),
     )
 
 
 def predictor_monte_carlo(
-    loss: Loss | None = None, *, num_outputs: int, predictor: str | None = None, num_draws: int = 64
+    loss: Loss | None = None,
+    *,
+    num_outputs: int,
+    predictor: str | None = None,
+    num_draws: int = 64,
 ) -> Expectation:
     r"""Expected loss of K predictors by draws of them, where a product rule has too many nodes.
 
@@ -136,4 +165,11 @@ def predictor_monte_carlo(
     check_count(num_outputs, "num_outputs")
     name = "predictor_monte_carlo"
     integral = partial(average, draws(num_draws, num_outputs, name))
-    return of_integral(name, integral, loss, predictor=predictor, num_outputs=num_outputs, needs_key=True)
+    return of_integral(
+        name,
+        integral,
+        loss,
+        predictor=predictor,
+        num_outputs=num_outputs,
+        needs_key=True,
+    )

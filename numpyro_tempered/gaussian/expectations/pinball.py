@@ -7,7 +7,12 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options, standard_deviation
+from numpyro_tempered.gaussian.expectations.base import (
+    Expectation,
+    Moments,
+    Options,
+    standard_deviation,
+)
 from numpyro_tempered.gaussian.expectations.predictors import linear
 
 _SQRT_HALF = math.sqrt(0.5)
@@ -44,7 +49,9 @@ def _absolute_loss(u: Array, y: Array) -> Array:
     return jnp.abs(y - u)
 
 
-def absolute_moments(mean: Array, variance: Array, y: Array, options: Options) -> Moments:
+def absolute_moments(
+    mean: Array, variance: Array, y: Array, options: Options
+) -> Moments:
     """The moments of |u - y|, u ~ N(mean, variance), shape ``(n,)`` each."""
     s, spread = standard_deviation(variance)
     k = y - mean
@@ -54,7 +61,11 @@ def absolute_moments(mean: Array, variance: Array, y: Array, options: Options) -
     at_mean = jnp.abs(k)
     # Jensen's inequality restores what rounding takes in the tails.
     expected = jnp.where(spread, jnp.maximum(k * sign + s * density, at_mean), at_mean)
-    second = jnp.ones_like(k) if options.curvature == "fisher" else jnp.where(spread, density / s, 0.0)
+    second = (
+        jnp.ones_like(k)
+        if options.curvature == "fisher"
+        else jnp.where(spread, density / s, 0.0)
+    )
     return Moments(at_mean, expected, -sign, second)
 
 
@@ -96,14 +107,24 @@ def pinball(level: float) -> Expectation:
         s, spread = standard_deviation(variance)
         k = y - mean
         z = k / s
-        above = jnp.where(spread, 0.5 * jax.scipy.special.erfc(-_SQRT_HALF * z), 0.5 + 0.5 * jnp.sign(k))
-        below = jnp.where(spread, 0.5 * jax.scipy.special.erfc(_SQRT_HALF * z), 0.5 - 0.5 * jnp.sign(k))
+        above = jnp.where(
+            spread,
+            0.5 * jax.scipy.special.erfc(-_SQRT_HALF * z),
+            0.5 + 0.5 * jnp.sign(k),
+        )
+        below = jnp.where(
+            spread,
+            0.5 * jax.scipy.special.erfc(_SQRT_HALF * z),
+            0.5 - 0.5 * jnp.sign(k),
+        )
         density = _INVERSE_SQRT_2PI * jnp.exp(-0.5 * jnp.square(z))
         # Weights of both sides, rather than level - below, keep the digits of a level near 0 or 1.
         slope = (1.0 - level) * below - level * above
         at_mean = loss(mean, y)
         # Jensen's inequality restores what rounding takes in the tails.
-        expected = jnp.where(spread, jnp.maximum(s * density - k * slope, at_mean), at_mean)
+        expected = jnp.where(
+            spread, jnp.maximum(s * density - k * slope, at_mean), at_mean
+        )
         if options.curvature == "fisher":
             second = level**2 * above + (1.0 - level) ** 2 * below
         else:

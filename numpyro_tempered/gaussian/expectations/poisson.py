@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options, check_outcomes
+from numpyro_tempered.gaussian.expectations.base import (
+    Expectation,
+    Moments,
+    Options,
+    check_outcomes,
+)
 from numpyro_tempered.gaussian.expectations.predictors import linear
 
 
@@ -58,4 +63,8 @@ def _moments(mean: Array, variance: Array, y: Array, options: Options) -> Moment
 
 
 def _check(x: ArrayLike, y: ArrayLike) -> None:
-    check_outcomes(y, lambda n: (n >= 0) & (n == np.floor(n)), "poisson needs counts y in {0, 1, 2, ...}")
+    check_outcomes(
+        y,
+        lambda n: (n >= 0) & (n == np.floor(n)),
+        "poisson needs counts y in {0, 1, 2, ...}",
+    )

@@ -14,16 +14,22 @@ from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 
 
-def evaluate_predictors(q: Gaussian, predictors: base.Predictors, mask: Array | None) -> base.Evaluation:
+def evaluate_predictors(
+    q: Gaussian, predictors: base.Predictors, mask: Array | None
+) -> base.Evaluation:
     """The evaluation of a batch by its predictors at the mean of q; ``mask`` is that of their moments."""
     mean, jacobian = predictors.mean, predictors.jacobian
     of_u = predictors.moments(mean, predictor_covariance(q, jacobian))
     leaves = (of_u.at_mean, of_u.expected, of_u.first, of_u.second, of_u.objective)
-    at_mean, expected, first, second, tempered = (base.zero_where_off(leaf, mask) for leaf in leaves)
+    at_mean, expected, first, second, tempered = (
+        base.zero_where_off(leaf, mask) for leaf in leaves
+    )
     grad_loc = jnp.sum(jacobian * first[..., None], axis=tuple(range(first.ndim)))
     rows, weights = curvature_rows(jacobian, second)
     grad_var = family_of(q).covariance_gradient(q, rows, 0.5 * weights)
-    return base.Evaluation(jnp.sum(at_mean), jnp.sum(expected), grad_loc, grad_var, jnp.sum(tempered))
+    return base.Evaluation(
+        jnp.sum(at_mean), jnp.sum(expected), grad_loc, grad_var, jnp.sum(tempered)
+    )
 
 
 def of_predictors(
@@ -37,12 +43,19 @@ def of_predictors(
     """
 
     @base.evaluator
-    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
+    def evaluate(
+        q: Gaussian, data: base.Data, options: base.Options
+    ) -> base.Evaluation:
         predictors = at(q.loc, data, options)
-        return evaluate_predictors(q, predictors, base.rows_of(options.mask, predictors.mean.shape[0]))
+        return evaluate_predictors(
+            q, predictors, base.rows_of(options.mask, predictors.mean.shape[0])
+        )
 
     def predictors(
-        theta: Array, *data: PyTree, rng_key: Array | None = None, mask: Array | None = None
+        theta: Array,
+        *data: PyTree,
+        rng_key: Array | None = None,
+        mask: Array | None = None,
     ) -> base.Predictors:
         return at(theta, data, base.Options(rng_key, "hessian", mask))
 
@@ -55,7 +68,8 @@ def predictor_covariance(q: Gaussian, jacobian: Array) -> Array:
         return family_of(q).predictor_variance(q, jacobian)
     # The rows times Σ are half the gradients of xᵀΣx.
     variance, gradient = jax.vjp(
-        lambda x: jax.vmap(lambda rows: family_of(q).predictor_variance(q, rows))(x), jacobian
+        lambda x: jax.vmap(lambda rows: family_of(q).predictor_variance(q, rows))(x),
+        jacobian,
     )
     (times_covariance,) = gradient(jnp.full_like(variance, 0.5))
     covariance = matmul(times_covariance, jnp.swapaxes(jacobian, -1, -2))
@@ -69,9 +83,15 @@ def root(covariance: Array) -> Array:
     for k in range(size):
         pivot = rest[:, k, k]
         # What rounding leaves of a direction without spread; anything not finite goes through.
-        none = jnp.isfinite(pivot) & (pivot <= size * jnp.finfo(pivot.dtype).eps * covariance[:, k, k])
+        none = jnp.isfinite(pivot) & (
+            pivot <= size * jnp.finfo(pivot.dtype).eps * covariance[:, k, k]
+        )
         scale = jnp.where(none, 0.0, jax.lax.rsqrt(jnp.where(none, 1.0, pivot)))
-        column = rest[:, :, k] * scale[:, None] * (np.arange(size) >= k).astype(pivot.dtype)[None, :]
+        column = (
+            rest[:, :, k]
+            * scale[:, None]
+            * (np.arange(size) >= k).astype(pivot.dtype)[None, :]
+        )
         rest = rest - column[:, :, None] * column[:, None, :]
         columns.append(column)
     return jnp.stack(columns, axis=-1)
@@ -86,13 +106,19 @@ def curvature_rows(jacobian: Array, blocks: Array) -> tuple[Array, Array]:
     scale = jnp.sqrt(jnp.where(size > 0, size, 1.0))
     values, vectors = jnp.linalg.eigh(blocks / (scale[:, None] * scale[None, :])[None])
     # Rounding makes tiny negative eigenvalues of a singular block.
-    tiny = values.shape[-1] * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
+    tiny = (
+        values.shape[-1]
+        * jnp.finfo(values.dtype).eps
+        * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
+    )
     values = jnp.where(jnp.abs(values) <= tiny, 0.0, values)
     rows = jnp.matmul(jnp.swapaxes(vectors, -1, -2), scale[None, :, None] * jacobian)
     return jnp.reshape(rows, (-1, jacobian.shape[-1])), jnp.ravel(values)
 
 
-def as_rows(theta: Array, x: ArrayLike, y: ArrayLike, *, num_outputs: int | None = None) -> tuple[Array, Array]:
+def as_rows(
+    theta: Array, x: ArrayLike, y: ArrayLike, *, num_outputs: int | None = None
+) -> tuple[Array, Array]:
     """One datum ``(d,)`` or a batch ``(n, d)`` as ``(n, d)`` features and ``(n,)`` outcomes.
 
     With K outputs θ has K d coordinates, and outcomes have any shape ``(n, ...)``.
@@ -102,9 +128,17 @@ def as_rows(theta: Array, x: ArrayLike, y: ArrayLike, *, num_outputs: int | None
     """
     x, y = jnp.asarray(x).astype(theta.dtype), jnp.asarray(y).astype(theta.dtype)
     lead, (d,) = x.shape[:-1], theta.shape
-    fits = x.ndim in (1, 2) and x.shape[-1] * (num_outputs or 1) == d and y.shape[: len(lead)] == lead
+    fits = (
+        x.ndim in (1, 2)
+        and x.shape[-1] * (num_outputs or 1) == d
+        and y.shape[: len(lead)] == lead
+    )
     if not fits or (num_outputs is None and y.shape != lead):
-        width, size, outcomes = (d, d, "(n,)") if num_outputs is None else ("d", f"{num_outputs} d", "(n, ...)")
+        width, size, outcomes = (
+            (d, d, "(n,)")
+            if num_outputs is None
+            else ("d", f"{num_outputs} d", "(n, ...)")
+        )
         raise ValueError(
             f"expected x of shape ({width},) with one outcome y, or (n, {width}) with y of shape {outcomes}, and "
             f"{size} parameters, got {x.shape}, {y.shape} and {d}."
@@ -141,14 +175,19 @@ def linear(
     def predict(theta: Array, x: Array) -> Array:
         if num_outputs is None:
             return matmul(x, theta)
-        return jnp.sum(x[:, None, :] * jnp.reshape(theta, (1, num_outputs, -1)), axis=-1)
+        return jnp.sum(
+            x[:, None, :] * jnp.reshape(theta, (1, num_outputs, -1)), axis=-1
+        )
 
     def at(theta: Array, data: base.Data, options: base.Options) -> base.Predictors:
         x, y = as_rows(theta, *data, num_outputs=num_outputs)
         jacobian = x
         if num_outputs is not None:
             eye = jnp.eye(num_outputs, dtype=x.dtype)
-            jacobian = jnp.reshape(eye[None, :, :, None] * x[:, None, None, :], (x.shape[0], num_outputs, -1))
+            jacobian = jnp.reshape(
+                eye[None, :, :, None] * x[:, None, None, :],
+                (x.shape[0], num_outputs, -1),
+            )
         return base.Predictors(
             predict(theta, x),
             jacobian,
@@ -162,5 +201,10 @@ def linear(
 
     of_predictor = base.PredictorLoss(moments, loss, num_outputs)
     return of_predictors(
-        at, check=check, loss=of_theta, quadratic=quadratic, needs_key=needs_key, of_predictor=of_predictor
+        at,
+        check=check,
+        loss=of_theta,
+        quadratic=quadratic,
+        needs_key=needs_key,
+        of_predictor=of_predictor,
     )

@@ -62,19 +62,25 @@ def probit(num_nodes: int = 40) -> base.Expectation:
     # Midpoints of the unit interval.
     points = (np.arange(num_nodes) + 0.5) / num_nodes
 
-    def moments(mean: Array, variance: Array, y: Array, options: base.Options) -> base.Moments:
+    def moments(
+        mean: Array, variance: Array, y: Array, options: base.Options
+    ) -> base.Moments:
         s, spread = base.standard_deviation(variance)
         s = jnp.where(spread, s, 0.0)
         y = _label(y)
         margin = -y * mean
-        z, weights = _nodes(jnp.asarray(points, mean.dtype)[:, None], margin[None, :], s[None, :])
+        z, weights = _nodes(
+            jnp.asarray(points, mean.dtype)[:, None], margin[None, :], s[None, :]
+        )
         # The node 0 with weight 0 gives the loss at the mean in the same vectorised pass.
         none = jnp.zeros_like(z[:1])
         z, weights = jnp.concatenate([z, none]), jnp.concatenate([weights, none])
         value, hazard, excess = _derivatives(margin[None, :] + s[None, :] * z)
         at_mean = value[-1]
         # Jensen's inequality, and the point itself at a point.
-        expected = jnp.where(spread, jnp.maximum(jnp.sum(weights * value, axis=0), at_mean), at_mean)
+        expected = jnp.where(
+            spread, jnp.maximum(jnp.sum(weights * value, axis=0), at_mean), at_mean
+        )
         square = hazard * (hazard if options.curvature == "fisher" else excess)
         slope = -y * jnp.sum(weights * hazard, axis=0)
         return base.Moments(at_mean, expected, slope, jnp.sum(weights * square, axis=0))
@@ -97,7 +103,10 @@ def _nodes(points: Array, margin: Array, s: Array) -> tuple[Array, Array]:
     narrow = jnp.maximum(s, quarter)
     center = jnp.clip((_BRANCH_REAL - margin) / narrow, -_MAX_CENTER, _MAX_CENTER)
     near = _BRANCH_IMAGINARY / narrow
-    left, right = jnp.arcsinh((-_WIDTH - center) / near), jnp.arcsinh((_WIDTH - center) / near)
+    left, right = (
+        jnp.arcsinh((-_WIDTH - center) / near),
+        jnp.arcsinh((_WIDTH - center) / near),
+    )
     t = left + (right - left) * points
     z = center + near * jnp.sinh(t)
     weights = jnp.cosh(t) * jnp.exp(-0.5 * jnp.square(z))
@@ -116,5 +125,9 @@ def _derivatives(r: Array) -> tuple[Array, Array, Array]:
     for k in range(_TERMS, 0, -1):
         fraction = k / (outside + fraction)
     hazard = jnp.where(far, outside + fraction, near)
-    value = jnp.where(far, 0.5 * jnp.square(outside) + _LOG_SQRT_2PI + jnp.log(outside + fraction), -log_tail)
+    value = jnp.where(
+        far,
+        0.5 * jnp.square(outside) + _LOG_SQRT_2PI + jnp.log(outside + fraction),
+        -log_tail,
+    )
     return value, hazard, jnp.where(far, fraction, near - inside)

@@ -6,12 +6,19 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options, check_outcomes
+from numpyro_tempered.gaussian.expectations.base import (
+    Expectation,
+    Moments,
+    Options,
+    check_outcomes,
+)
 from numpyro_tempered.gaussian.expectations.outputs import draws, product_rule
 from numpyro_tempered.gaussian.expectations.predictors import linear, root
 
 
-def softmax(num_classes: int, *, num_nodes: int = 20, num_draws: int | None = None) -> Expectation:
+def softmax(
+    num_classes: int, *, num_nodes: int = 20, num_draws: int | None = None
+) -> Expectation:
     r"""Expected cross-entropy :math:`E_q[\log\sum_k e^{u_k} - u_y]` of K classes, u_k = x·θ_k.
 
     The loss depends only on the K - 1 differences u_k - u_K, so the quadrature runs over these: a product rule
@@ -56,32 +63,58 @@ def softmax(num_classes: int, *, num_nodes: int = 20, num_draws: int | None = No
     def loss(u: Array, y: Array) -> Array:
         label, is_class = one_hot(y, u.dtype)
         # A label that is not one of the classes has no loss.
-        return jnp.where(is_class, jax.nn.logsumexp(u, axis=-1) - jnp.sum(label * u, axis=-1), jnp.nan)
+        return jnp.where(
+            is_class,
+            jax.nn.logsumexp(u, axis=-1) - jnp.sum(label * u, axis=-1),
+            jnp.nan,
+        )
 
     def moments(mean: Array, covariance: Array, y: Array, options: Options) -> Moments:
         label, is_class = one_hot(y, mean.dtype)
-        differences = np.eye(num_classes - 1, num_classes) - np.eye(1, num_classes, num_classes - 1)
+        differences = np.eye(num_classes - 1, num_classes) - np.eye(
+            1, num_classes, num_classes - 1
+        )
         contrast = jnp.asarray(differences, mean.dtype)
-        factor = root(jnp.matmul(contrast[None], jnp.matmul(covariance, contrast.T[None])))
+        factor = root(
+            jnp.matmul(contrast[None], jnp.matmul(covariance, contrast.T[None]))
+        )
         z, weights = nodes.at(options.rng_key, mean.shape[0], mean.dtype)
-        v = jnp.matmul(mean, contrast.T)[None] + jnp.sum(factor[None] * z[:, :, None, :], axis=-1)
+        v = jnp.matmul(mean, contrast.T)[None] + jnp.sum(
+            factor[None] * z[:, :, None, :], axis=-1
+        )
         u = jnp.concatenate([v, jnp.zeros_like(v[:, :, :1])], axis=-1)
         total = jax.nn.logsumexp(u, axis=-1)
         p = jnp.exp(u - total[:, :, None])
         # The predictor of the label is linear: its mean needs no node.
         of_label = jnp.sum(label * (mean - mean[:, -1:]), axis=-1)
-        expected = jnp.where(is_class, jnp.tensordot(weights, total, 1) - of_label, jnp.nan)
+        expected = jnp.where(
+            is_class, jnp.tensordot(weights, total, 1) - of_label, jnp.nan
+        )
         average = jnp.tensordot(weights, p, 1)
         square = jnp.einsum("mni,mnj->nij", p * weights[:, None, None], p)
         if options.curvature == "fisher":
             cross = average[:, :, None] * label[:, None, :]
-            second = square - cross - jnp.swapaxes(cross, 1, 2) + label[:, :, None] * label[:, None, :]
+            second = (
+                square
+                - cross
+                - jnp.swapaxes(cross, 1, 2)
+                + label[:, :, None] * label[:, None, :]
+            )
         else:
-            second = average[:, :, None] * jnp.eye(num_classes, dtype=mean.dtype)[None] - square
+            second = (
+                average[:, :, None] * jnp.eye(num_classes, dtype=mean.dtype)[None]
+                - square
+            )
         return Moments(loss(mean, y), expected, average - label, second)
 
     def check(x: ArrayLike, y: ArrayLike) -> None:
-        expected = f"softmax({num_classes}) needs labels y in {{0, ..., {num_classes - 1}}}"
-        check_outcomes(y, lambda labels: np.isin(labels, np.arange(num_classes)), expected)
+        expected = (
+            f"softmax({num_classes}) needs labels y in {{0, ..., {num_classes - 1}}}"
+        )
+        check_outcomes(
+            y, lambda labels: np.isin(labels, np.arange(num_classes)), expected
+        )
 
-    return linear(moments, loss, num_outputs=num_classes, check=check, needs_key=nodes.needs_key)
+    return linear(
+        moments, loss, num_outputs=num_classes, check=check, needs_key=nodes.needs_key
+    )

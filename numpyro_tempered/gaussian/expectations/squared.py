@@ -41,7 +41,10 @@ def squared(noise_scale: float | None = None) -> Expectation:
     factor, constant = 1.0, 0.0
     if noise_scale is not None:
         check_number(noise_scale, "noise_scale", "(0, inf)")
-        factor, constant = 0.5 / noise_scale**2, math.log(noise_scale) + 0.5 * math.log(2.0 * math.pi)
+        factor, constant = (
+            0.5 / noise_scale**2,
+            math.log(noise_scale) + 0.5 * math.log(2.0 * math.pi),
+        )
 
     def loss(u: Array, y: Array) -> Array:
         return factor * jnp.square(y - u) + constant
@@ -49,7 +52,13 @@ def squared(noise_scale: float | None = None) -> Expectation:
     def moments(mean: Array, variance: Array, y: Array, options: Options) -> Moments:
         residual = y - mean
         square = jnp.square(residual) + variance
-        second = 4.0 * factor**2 * square if options.curvature == "fisher" else jnp.full_like(mean, 2.0 * factor)
-        return Moments(loss(mean, y), factor * square + constant, -2.0 * factor * residual, second)
+        second = (
+            4.0 * factor**2 * square
+            if options.curvature == "fisher"
+            else jnp.full_like(mean, 2.0 * factor)
+        )
+        return Moments(
+            loss(mean, y), factor * square + constant, -2.0 * factor * residual, second
+        )
 
     return linear(moments, loss, quadratic=True)

@@ -1,6 +1,12 @@
 """Variational families: NamedTuples of parameters and pure functions on them."""
 
-from numpyro_tempered.gaussian.families.base import Family, Gain, Rows, family_of, register
+from numpyro_tempered.gaussian.families.base import (
+    Family,
+    Gain,
+    Rows,
+    family_of,
+    register,
+)
 from numpyro_tempered.gaussian.families.full_rank import FullRank
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 from numpyro_tempered.gaussian.families.low_rank import LowRank

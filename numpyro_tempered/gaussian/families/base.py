@@ -45,7 +45,9 @@ class Rows(NamedTuple):
 
     def floor(self) -> "tuple[Rows, Array]":
         """The matrix without its rows of negative weight, and whether there were any."""
-        return self._replace(weights=jnp.maximum(self.weights, 0.0)), jnp.any(self.weights < 0.0)
+        return self._replace(weights=jnp.maximum(self.weights, 0.0)), jnp.any(
+            self.weights < 0.0
+        )
 
     def scaled(self, factor: Array) -> "Rows":
         """The matrix times a number."""
@@ -119,7 +121,9 @@ def carry(grad_loc: Array, grad_var: Curvature, shift: Array) -> Array:
 class Sample(Protocol[Q_contra]):
     """How a family draws."""
 
-    def __call__(self, rng_key: Array, q: Q_contra, sample_shape: tuple[int, ...] = ...) -> Array:
+    def __call__(
+        self, rng_key: Array, q: Q_contra, sample_shape: tuple[int, ...] = ...
+    ) -> Array:
         """Draws of shape ``sample_shape + (d,)``."""
 
 
@@ -199,7 +203,11 @@ class Family(NamedTuple, Generic[Q, Memory, C]):
 
     def covariance_gradient(self, q: Q, x: Array, weights: Array) -> Array | Rows:
         """The matrix Σ w_i x_i x_iᵀ as far as the family needs it."""
-        return jnp.sum(jnp.square(x) * weights[:, None], axis=0) if self.diagonal_only else Rows(x, weights)
+        return (
+            jnp.sum(jnp.square(x) * weights[:, None], axis=0)
+            if self.diagonal_only
+            else Rows(x, weights)
+        )
 
     def with_root(self, loc: Array, root: Array) -> Q:
         """The member with these means and this root of the covariance.
@@ -208,7 +216,9 @@ class Family(NamedTuple, Generic[Q, Memory, C]):
             TypeError: If a Gaussian of any root is no member.
         """
         if self.from_root is None:
-            raise TypeError(f"{self.name} does not hold every covariance: take {able('from_root', 'or')}.")
+            raise TypeError(
+                f"{self.name} does not hold every covariance: take {able('from_root', 'or')}."
+            )
         return self.from_root(loc, root)
 
     def point(self, q: Q) -> Q:
@@ -246,7 +256,9 @@ def register(kind: type[tuple], family: Family) -> None:
         >>> nt.families.register(nt.families.MeanField, family)  # as the module of each family does
     """
     if not isinstance(kind, type) or getattr(kind, "_fields", ("",))[0] != "loc":
-        raise TypeError(f"a family is registered for a NamedTuple whose first field is loc, got {kind!r}.")
+        raise TypeError(
+            f"a family is registered for a NamedTuple whose first field is loc, got {kind!r}."
+        )
     if not isinstance(family, Family):
         raise TypeError(f"register takes a Family, got {type(family).__name__}.")
     _FAMILIES[kind] = family
@@ -266,7 +278,9 @@ def family_of(q: Q) -> Family[Q, Any, Any]:
         Array([25.], dtype=float32)
     """
     if not is_gaussian(q):
-        raise TypeError(f"a posterior must be a {able('name', 'or')}, got {type(q).__name__}.")
+        raise TypeError(
+            f"a posterior must be a {able('name', 'or')}, got {type(q).__name__}."
+        )
     return _FAMILIES[type(q)]
 
 
@@ -282,7 +296,11 @@ def supports(q: object, slot: str) -> bool:
 
 def able(slot: str, joiner: str = "and") -> str:
     """The names of the families that fill a slot, for messages."""
-    return f" {joiner} ".join(kind.__name__ for kind in _FAMILIES if getattr(_FAMILIES[kind], slot) is not None)
+    return f" {joiner} ".join(
+        kind.__name__
+        for kind in _FAMILIES
+        if getattr(_FAMILIES[kind], slot) is not None
+    )
 
 
 def require(q: Gaussian, slot: str, rule: str) -> Callable[..., Any]:

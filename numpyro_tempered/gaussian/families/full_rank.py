@@ -68,7 +68,9 @@ def check(prior: FullRank) -> FullRank:
         )
     check_numbers(loc, "prior.loc")
     check_numbers(factor, "prior.factor")
-    if not is_traced(loc, factor) and (np.any(np.triu(factor, 1) != 0) or not np.all(np.diag(factor) > 0)):
+    if not is_traced(loc, factor) and (
+        np.any(np.triu(factor, 1) != 0) or not np.all(np.diag(factor) > 0)
+    ):
         raise ValueError(
             "the factor of a prior must be lower triangular with a positive diagonal: give its scale_tril."
         )
@@ -97,7 +99,9 @@ def kl(q: FullRank, p: FullRank) -> Array:
     ratio = solve_triangular(of_p, of_q, lower=True)
     shift = solve_triangular(of_p, q.loc - p.loc, lower=True)
     logs = jnp.log(jnp.diagonal(of_q)) - jnp.log(jnp.diagonal(of_p))
-    return 0.5 * (jnp.sum(jnp.square(ratio)) + jnp.sum(jnp.square(shift)) - q.loc.shape[0]) - jnp.sum(logs)
+    return 0.5 * (
+        jnp.sum(jnp.square(ratio)) + jnp.sum(jnp.square(shift)) - q.loc.shape[0]
+    ) - jnp.sum(logs)
 
 
 def predictor_variance(q: FullRank, x: Array) -> Array:
@@ -117,7 +121,9 @@ def _whiten(q: FullRank, grad_var: base.Curvature) -> Array:
 def gradient(q: FullRank, grad_loc: Array, grad_var: base.Curvature) -> FullRank:
     """The gradient in ``(loc, factor)``: the lower triangle of ``2 grad_var @ L``."""
     if isinstance(grad_var, base.Rows):
-        product = matmul(grad_var.x.T * grad_var.weights[None, :], matmul(grad_var.x, q.factor))
+        product = matmul(
+            grad_var.x.T * grad_var.weights[None, :], matmul(grad_var.x, q.factor)
+        )
     elif isinstance(grad_var, base.Whitened):
         product = solve_triangular(q.factor, grad_var.matrix, lower=True, trans=1)
     else:
@@ -153,7 +159,10 @@ def kl_prox(anchor: FullRank, grads: FullRank, rate: Scalar) -> FullRank:
     whitened = rate * matmul(factor.T, grads.factor)
     diagonal = shrink(jnp.ones_like(anchor.loc), 0.5 * jnp.diagonal(whitened))
     mix = jnp.diag(diagonal) - jnp.tril(whitened, -1)
-    return FullRank(anchor.loc - rate * matmul(factor, matmul(factor.T, grads.loc)), matmul(factor, mix))
+    return FullRank(
+        anchor.loc - rate * matmul(factor, matmul(factor.T, grads.loc)),
+        matmul(factor, mix),
+    )
 
 
 def descend(q: FullRank, grads: FullRank, rate: Scalar) -> FullRank:
@@ -171,7 +180,12 @@ def start(q: FullRank) -> Memory:
 
 
 def natural_step(
-    memory: Memory, q: FullRank, prior: FullRank, grad_loc: Array, grad_var: base.Curvature, gain: base.Gain
+    memory: Memory,
+    q: FullRank,
+    prior: FullRank,
+    grad_loc: Array,
+    grad_var: base.Curvature,
+    gain: base.Gain,
 ) -> tuple[FullRank, Memory]:
     """A natural-gradient step, P' = keep P + pull P_0 + step · 2 grad_var.
 
@@ -182,12 +196,16 @@ def natural_step(
     if gain.keeps_all and not gain.pulls and isinstance(grad_var, base.Rows):
         root = add_rows(root, base.Rows(grad_var.x, 2.0 * gain.step * grad_var.weights))
     else:
-        whitened = gain.keep * jnp.eye(q.loc.shape[0], dtype=q.loc.dtype) + 2.0 * gain.step * _whiten(q, grad_var)
+        whitened = gain.keep * jnp.eye(
+            q.loc.shape[0], dtype=q.loc.dtype
+        ) + 2.0 * gain.step * _whiten(q, grad_var)
         if gain.pulls:
             ratio = solve_triangular(prior.factor, q.factor, lower=True)
             whitened = whitened + gain.pull * matmul(ratio.T, ratio)
             shift = solve_triangular(prior.factor, q.loc - prior.loc, lower=True)
-            force = force + gain.pull * solve_triangular(prior.factor, shift, lower=True, trans=1)
+            force = force + gain.pull * solve_triangular(
+                prior.factor, shift, lower=True, trans=1
+            )
         root = CompensatedSum.start(_divide(q.factor, whitened))
     factor = root.value
     loc = memory.loc.add(-matmul(factor, matmul(factor.T, force)))
@@ -207,7 +225,9 @@ def add_rows(factor: CompensatedSum, rows: base.Rows) -> CompensatedSum:
     if rows.x.shape[0] >= rows.x.shape[1]:
         return add_block(factor, rows)
 
-    return jax.lax.scan(lambda total, row: (add_row(total, row.x, row.weights), None), factor, rows)[0]
+    return jax.lax.scan(
+        lambda total, row: (add_row(total, row.x, row.weights), None), factor, rows
+    )[0]
 
 
 def add_row(factor: CompensatedSum, x: Array, weight: Array) -> CompensatedSum:
@@ -240,13 +260,19 @@ def add_block(factor: CompensatedSum, rows: base.Rows) -> CompensatedSum:
         pivot = 1.0 + excess[j, j]
         root = jnp.where(pivot > 0, jnp.sqrt(jnp.maximum(pivot, 0.0)), jnp.nan)
         row = excess[j] / root
-        changed = change[j] / root - excess[j, j] / (root * (1.0 + root)) * transposed[j]
+        changed = (
+            change[j] / root - excess[j, j] / (root * (1.0 + root)) * transposed[j]
+        )
         below = jnp.where(index > j, row, 0.0)[:, None]
         excess = excess - below * row[None, :]
-        change = (change - below * (transposed[j] + changed)[None, :]).at[j].set(changed)
+        change = (
+            (change - below * (transposed[j] + changed)[None, :]).at[j].set(changed)
+        )
         return excess, change
 
-    _, change = jax.lax.fori_loop(0, excess.shape[0], eliminate, (excess, jnp.zeros_like(transposed)))
+    _, change = jax.lax.fori_loop(
+        0, excess.shape[0], eliminate, (excess, jnp.zeros_like(transposed))
+    )
     return factor.add(change.T)
 
 

@@ -45,7 +45,9 @@ class GaussianMixture(NamedTuple):
         """The covariance of the mixture, ``(d, d)``."""
         weights, shift = jnp.exp(self.logits), self.loc - self.mean()
         within = jax.vmap(lambda root: matmul(dense(root), dense(root).T))(self.root)
-        return jnp.einsum("k,kab->ab", weights, within) + matmul(shift.T * weights, shift)
+        return jnp.einsum("k,kab->ab", weights, within) + matmul(
+            shift.T * weights, shift
+        )
 
     def log_prob(self, theta: Array) -> Array:
         """The log-density at ``theta``, shape ``(S, d)``; gives ``(S,)``."""
@@ -55,9 +57,15 @@ class GaussianMixture(NamedTuple):
         """Draws of shape ``sample_shape + (d,)``."""
         which_key, noise_key = jax.random.split(rng_key)
         which = jax.random.categorical(which_key, self.logits, shape=sample_shape)
-        noise = jax.random.normal(noise_key, (*sample_shape, self.loc.shape[1]), self.loc.dtype)
+        noise = jax.random.normal(
+            noise_key, (*sample_shape, self.loc.shape[1]), self.loc.dtype
+        )
         root = self.root[which]
-        spread = root * noise if self.root.ndim == 2 else jnp.einsum("...ab,...b->...a", root, noise)
+        spread = (
+            root * noise
+            if self.root.ndim == 2
+            else jnp.einsum("...ab,...b->...a", root, noise)
+        )
         return self.loc[which] + spread
 
 
@@ -71,7 +79,9 @@ def check(q: GaussianMixture, name: str) -> GaussianMixture:
     if not isinstance(q, GaussianMixture):
         raise TypeError(f"{name} must be a GaussianMixture, got {type(q).__name__}.")
     shapes = tuple(jnp.shape(leaf) for leaf in q)
-    is_fitting = len(shapes[1]) == 2 and shapes[0] == shapes[1][:1] and 0 not in shapes[1]
+    is_fitting = (
+        len(shapes[1]) == 2 and shapes[0] == shapes[1][:1] and 0 not in shapes[1]
+    )
     if not is_fitting or shapes[2] not in (shapes[1], (*shapes[1], shapes[1][1])):
         raise ValueError(
             f"{name} must have logits (K,), loc (K, d) and root (K, d) or (K, d, d), got "
@@ -104,7 +114,11 @@ def component_log_prob(q: GaussianMixture, theta: Array) -> Array:
             lower = jnp.linalg.qr(root.T, mode="r").T
             z = solve_triangular(lower, shift.T, lower=True).T
             log_volume = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(lower))))
-        return -0.5 * jnp.sum(jnp.square(z), axis=-1) - log_volume - 0.5 * len(loc) * math.log(2.0 * math.pi)
+        return (
+            -0.5 * jnp.sum(jnp.square(z), axis=-1)
+            - log_volume
+            - 0.5 * len(loc) * math.log(2.0 * math.pi)
+        )
 
     return jax.vmap(one, out_axes=-1)(q.loc, q.root)
 

@@ -57,8 +57,17 @@ def check(prior: LowRank) -> LowRank:
             finite or a diagonal entry not positive.
     """
     loc, diag, factor = base.as_floating(*prior)
-    fits = loc.ndim == 1 and loc.size and diag.shape in ((), loc.shape) and factor.ndim == 2
-    if not fits or factor.shape[0] != loc.shape[0] or not 1 <= factor.shape[1] <= loc.shape[0]:
+    fits = (
+        loc.ndim == 1
+        and loc.size
+        and diag.shape in ((), loc.shape)
+        and factor.ndim == 2
+    )
+    if (
+        not fits
+        or factor.shape[0] != loc.shape[0]
+        or not 1 <= factor.shape[1] <= loc.shape[0]
+    ):
         raise ValueError(
             "prior needs loc of shape (d,) with d >= 1, precision_diag of shape (d,) or (), and precision_factor "
             f"of shape (d, k) with 1 <= k <= d, got {loc.shape}, {diag.shape} and {factor.shape}."
@@ -109,20 +118,26 @@ def times_covariance(q: LowRank, vectors: Array) -> Array:
 
 def times_precision(q: LowRank, shift: Array) -> Array:
     """The precision times a vector, shape ``(d,)``."""
-    return q.precision_diag * shift + matmul(q.precision_factor, matmul(shift, q.precision_factor))
+    return q.precision_diag * shift + matmul(
+        q.precision_factor, matmul(shift, q.precision_factor)
+    )
 
 
 def predictor_variance(q: LowRank, x: Array) -> Array:
     """Variances of the rows of ``x @ theta``, shape ``(n,)``: yᵀPy with y = Σx, which does not cancel."""
     solution, inner = _solve(q, x)
-    return matmul(jnp.square(solution), q.precision_diag) + jnp.sum(jnp.square(inner), axis=-1)
+    return matmul(jnp.square(solution), q.precision_diag) + jnp.sum(
+        jnp.square(inner), axis=-1
+    )
 
 
 def marginal_scale(q: LowRank) -> Array:
     """Standard deviations of the coordinates, shape ``(d,)``."""
     scaled, core = _core(q)
     inner = solve_triangular(core, scaled.T, lower=True)
-    return jnp.sqrt(jnp.maximum(1.0 / q.precision_diag - jnp.sum(jnp.square(inner), axis=0), 0.0))
+    return jnp.sqrt(
+        jnp.maximum(1.0 / q.precision_diag - jnp.sum(jnp.square(inner), axis=0), 0.0)
+    )
 
 
 def color(q: LowRank, noise: Array) -> Array:
@@ -137,7 +152,9 @@ def color(q: LowRank, noise: Array) -> Array:
     shifted = core + jnp.eye(core.shape[0], dtype=core.dtype)
     inner = solve_triangular(shifted, matmul(rows, whitened).T, lower=True)
     inner = solve_triangular(core, inner, lower=True, trans=1)
-    colored = (rows - matmul(whitened, inner).T) * jax.lax.rsqrt(q.precision_diag)[None, :]
+    colored = (rows - matmul(whitened, inner).T) * jax.lax.rsqrt(q.precision_diag)[
+        None, :
+    ]
     return jnp.reshape(colored, noise.shape)
 
 
@@ -148,13 +165,17 @@ def quadratic_form(q: LowRank, theta: Array) -> Array:
     """(θ - m)ᵀ P (θ - m) over the last axis."""
     shift = theta - q.loc
     projection = matmul(shift, q.precision_factor)
-    return jnp.sum(q.precision_diag * jnp.square(shift), -1) + jnp.sum(jnp.square(projection), -1)
+    return jnp.sum(q.precision_diag * jnp.square(shift), -1) + jnp.sum(
+        jnp.square(projection), -1
+    )
 
 
 def log_det_precision(q: LowRank) -> Array:
     """Log-determinant of P, by the determinant lemma."""
     _, core = _core(q)
-    return jnp.sum(jnp.log(q.precision_diag)) + 2.0 * jnp.sum(jnp.log(jnp.diagonal(core)))
+    return jnp.sum(jnp.log(q.precision_diag)) + 2.0 * jnp.sum(
+        jnp.log(jnp.diagonal(core))
+    )
 
 
 def kl(q: LowRank, p: LowRank) -> Array:
@@ -172,7 +193,12 @@ def start(q: LowRank) -> Memory:
 
 
 def natural_step(
-    memory: Memory, q: LowRank, prior: LowRank, grad_loc: Array, grad_var: base.Curvature, gain: base.Gain
+    memory: Memory,
+    q: LowRank,
+    prior: LowRank,
+    grad_loc: Array,
+    grad_var: base.Curvature,
+    gain: base.Gain,
 ) -> tuple[LowRank, Memory]:
     r"""A natural-gradient step, P' = keep P + pull P_0 + step · 2 grad_var, projected on the family.
 
@@ -205,21 +231,27 @@ def natural_step(
         grad_var.x.T * jnp.sqrt(jnp.maximum(-weights, 0.0))[None, :],
     )
     diag = memory.precision_diag.add(added + (dropped - removed))
-    proposal = LowRank(q.loc, jnp.where(jnp.all(diag.value > 0), diag.value, jnp.nan), factor.value)
+    proposal = LowRank(
+        q.loc, jnp.where(jnp.all(diag.value > 0), diag.value, jnp.nan), factor.value
+    )
     loc = memory.loc.add(-times_covariance(proposal, force[None, :])[0])
     return proposal._replace(loc=loc.value), Memory(loc, diag, factor)
 
 
 def merge(a: LowRank, b: LowRank, prior: LowRank) -> LowRank:
     """The Gaussian of natural parameters λ_a + λ_b - λ_0, projected on the family."""
-    columns = jnp.concatenate([a.precision_factor, b.precision_factor, prior.precision_factor], axis=1)
+    columns = jnp.concatenate(
+        [a.precision_factor, b.precision_factor, prior.precision_factor], axis=1
+    )
     ranks = [q.precision_factor.shape[1] for q in (a, b, prior)]
     signs = jnp.asarray(np.repeat([1.0, 1.0, -1.0], ranks), a.loc.dtype)
     factor, rest = rank_updates.truncate(columns, signs, ranks[0])
     diag = a.precision_diag + b.precision_diag - prior.precision_diag + rest
 
     proposal = LowRank(a.loc, jnp.where(jnp.all(diag > 0), diag, jnp.nan), factor)
-    force = times_precision(b, b.loc - a.loc) - times_precision(prior, prior.loc - a.loc)
+    force = times_precision(b, b.loc - a.loc) - times_precision(
+        prior, prior.loc - a.loc
+    )
     return proposal._replace(loc=a.loc + times_covariance(proposal, force[None, :])[0])
 
 
@@ -234,14 +266,20 @@ def convert(q: base.Gaussian, like: LowRank) -> LowRank:
         family = base.family_of(q)
         root = family.root(family.canonical(q))
         if root.ndim == 1:
-            return LowRank(q.loc, 1.0 / jnp.square(root), jnp.zeros((d, rank), q.loc.dtype))
+            return LowRank(
+                q.loc, 1.0 / jnp.square(root), jnp.zeros((d, rank), q.loc.dtype)
+            )
         inverse = solve_triangular(root, jnp.eye(d, dtype=q.loc.dtype), lower=True)
         values, vectors = jnp.linalg.eigh(jnp.matmul(inverse.T, inverse))
         # Half of the least precision stays on the diagonal, which must be positive whatever the rank.
         diag = jnp.full((d,), 0.5 * values[0])
         columns = vectors * jnp.sqrt(values - diag)[None, :]
-    padded = jnp.concatenate([columns, jnp.zeros((d, max(0, rank - columns.shape[1])), q.loc.dtype)], axis=1)
-    factor, rest = rank_updates.truncate(padded, jnp.ones((padded.shape[1],), q.loc.dtype), rank)
+    padded = jnp.concatenate(
+        [columns, jnp.zeros((d, max(0, rank - columns.shape[1])), q.loc.dtype)], axis=1
+    )
+    factor, rest = rank_updates.truncate(
+        padded, jnp.ones((padded.shape[1],), q.loc.dtype), rank
+    )
     return LowRank(q.loc, diag + rest, factor)
 
 

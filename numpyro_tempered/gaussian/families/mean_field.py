@@ -17,7 +17,14 @@ import jax.numpy as jnp
 from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.precision import CompensatedSum, matmul
 from numpyro_tempered.core.typing import Array, ArrayLike, Scalar
-from numpyro_tempered.gaussian.families.base import Family, Gain, Sample, as_floating, register, sampler
+from numpyro_tempered.gaussian.families.base import (
+    Family,
+    Gain,
+    Sample,
+    as_floating,
+    register,
+    sampler,
+)
 
 
 class MeanField(NamedTuple):
@@ -74,10 +81,14 @@ def to_expectation(q: MeanField) -> Expectation:
 
 def from_expectation(moments: Expectation) -> MeanField:
     """The Gaussian with these moments; ``second`` must exceed ``first²``."""
-    return MeanField(moments.first, jnp.sqrt(moments.second - jnp.square(moments.first)))
+    return MeanField(
+        moments.first, jnp.sqrt(moments.second - jnp.square(moments.first))
+    )
 
 
-sample: Sample[MeanField] = sampler(lambda q, noise: q.scale[(None,) * (noise.ndim - 1)] * noise)
+sample: Sample[MeanField] = sampler(
+    lambda q, noise: q.scale[(None,) * (noise.ndim - 1)] * noise
+)
 
 
 def kl(q: MeanField, p: MeanField) -> Array:
@@ -102,7 +113,9 @@ def kl(q: MeanField, p: MeanField) -> Array:
     """
     ratio = q.scale / p.scale
     shift = (q.loc - p.loc) / p.scale
-    return 0.5 * jnp.sum(jnp.square(ratio) + jnp.square(shift) - 1.0 - 2.0 * jnp.log(ratio), axis=-1)
+    return 0.5 * jnp.sum(
+        jnp.square(ratio) + jnp.square(shift) - 1.0 - 2.0 * jnp.log(ratio), axis=-1
+    )
 
 
 def shrink(scale: Array, slope: Array) -> Array:
@@ -155,7 +168,9 @@ def kl_prox_scaled(anchor: MeanField, grads: MeanField, rate: Scalar) -> MeanFie
     A step size proportional to 1/σ² overflows in float32 as σ shrinks, and is 0/0 at σ = 0; its
     product with the variance does neither.
     """
-    return MeanField(anchor.loc - rate * grads.loc, shrink(anchor.scale, 0.5 * rate * grads.scale))
+    return MeanField(
+        anchor.loc - rate * grads.loc, shrink(anchor.scale, 0.5 * rate * grads.scale)
+    )
 
 
 class Memory(NamedTuple):
@@ -167,11 +182,18 @@ class Memory(NamedTuple):
 
 def start(q: MeanField) -> Memory:
     """Mean and precision of ``q`` as sums that natural-gradient steps add to."""
-    return Memory(CompensatedSum.start(q.loc), CompensatedSum.start(1.0 / jnp.square(q.scale)))
+    return Memory(
+        CompensatedSum.start(q.loc), CompensatedSum.start(1.0 / jnp.square(q.scale))
+    )
 
 
 def natural_step(
-    memory: Memory, q: MeanField, prior: MeanField, grad_loc: Array, grad_var: Array, gain: Gain
+    memory: Memory,
+    q: MeanField,
+    prior: MeanField,
+    grad_loc: Array,
+    grad_var: Array,
+    gain: Gain,
 ) -> tuple[MeanField, Memory]:
     """A natural-gradient step, with the new precision in the step of the mean (KL17)."""
     force, added = gain.step * grad_loc, 2.0 * gain.step * grad_var
@@ -193,7 +215,9 @@ def clip_memory(memory: Memory, q: MeanField, scale: ArrayLike) -> Memory:
     """The sums set to where q was clipped; others keep their rounding error."""
     least = 1.0 / jnp.square(jnp.asarray(scale, q.scale.dtype))
     loc = memory.loc.restart_where(q.loc != memory.loc.value, q.loc)
-    return Memory(loc, memory.precision.restart_where(memory.precision.value < least, least))
+    return Memory(
+        loc, memory.precision.restart_where(memory.precision.value < least, least)
+    )
 
 
 def floor(q: MeanField, grad_var: Array) -> tuple[Array, Array]:
@@ -207,7 +231,9 @@ def merge(a: MeanField, b: MeanField, prior: MeanField) -> MeanField:
     tau = precisions[0] + precisions[1] - precisions[2]
     # Around a.loc, so that large means do not cancel.
     force = precisions[1] * (b.loc - a.loc) - precisions[2] * (prior.loc - a.loc)
-    return MeanField(a.loc + force / tau, jnp.where(tau > 0, jax.lax.rsqrt(tau), jnp.nan))
+    return MeanField(
+        a.loc + force / tau, jnp.where(tau > 0, jax.lax.rsqrt(tau), jnp.nan)
+    )
 
 
 def check(prior: MeanField) -> MeanField:
@@ -223,7 +249,9 @@ def check(prior: MeanField) -> MeanField:
             f"prior needs loc of shape (d,), d >= 1, and scale of (d,) or (), got {loc.shape} and {scale.shape}."
         )
     scale = jnp.broadcast_to(scale, loc.shape)
-    return MeanField(check_numbers(loc, "prior.loc"), check_numbers(scale, "prior.scale", "(0, inf)"))
+    return MeanField(
+        check_numbers(loc, "prior.loc"), check_numbers(scale, "prior.scale", "(0, inf)")
+    )
 
 
 def predictor_variance(q: MeanField, x: Array) -> Array:
@@ -233,7 +261,9 @@ def predictor_variance(q: MeanField, x: Array) -> Array:
 
 def descend(q: MeanField, grads: MeanField, rate: Scalar) -> MeanField:
     """A gradient step in ``(loc, scale)``, the scale at least 0."""
-    return MeanField(q.loc - rate * grads.loc, jnp.maximum(q.scale - rate * grads.scale, 0.0))
+    return MeanField(
+        q.loc - rate * grads.loc, jnp.maximum(q.scale - rate * grads.scale, 0.0)
+    )
 
 
 FAMILY = Family(
@@ -251,7 +281,9 @@ FAMILY = Family(
     floor=floor,
     merge=merge,
     from_root=MeanField,
-    gradient=lambda q, grad_loc, grad_var: MeanField(grad_loc, 2.0 * q.scale * grad_var),
+    gradient=lambda q, grad_loc, grad_var: MeanField(
+        grad_loc, 2.0 * q.scale * grad_var
+    ),
     kl_prox=kl_prox,
     kl_prox_scaled=kl_prox_scaled,
     descend=descend,

@@ -22,7 +22,11 @@ def add_columns(factor: CompensatedSum, columns: Array) -> tuple[CompensatedSum,
     Returns:
         The factor, and a diagonal ``(d,)``, at least 0.
     """
-    return add_block(factor, columns) if columns.shape[1] > 1 else add_column(factor, columns[:, 0])
+    return (
+        add_block(factor, columns)
+        if columns.shape[1] > 1
+        else add_column(factor, columns[:, 0])
+    )
 
 
 def add_column(factor: CompensatedSum, column: Array) -> tuple[CompensatedSum, Array]:
@@ -39,9 +43,16 @@ def add_column(factor: CompensatedSum, column: Array) -> tuple[CompensatedSum, A
     # A row of zeros, so that the triangular factor is square with k = d.
     upper = jnp.linalg.qr(jnp.pad(both, ((0, 1), (0, 0))), mode="r")
     # Singular where the data span few directions. Inverse iteration needs no more than tiny pivots.
-    least = jnp.finfo(upper.dtype).eps * jnp.max(jnp.abs(upper)) + jnp.finfo(upper.dtype).tiny
-    upper = upper + jnp.diag(jnp.where(jnp.abs(jnp.diagonal(upper)) < least, least, 0.0))
-    weakest = jnp.asarray(np.random.default_rng(0).normal(size=upper.shape[0]), upper.dtype)
+    least = (
+        jnp.finfo(upper.dtype).eps * jnp.max(jnp.abs(upper))
+        + jnp.finfo(upper.dtype).tiny
+    )
+    upper = upper + jnp.diag(
+        jnp.where(jnp.abs(jnp.diagonal(upper)) < least, least, 0.0)
+    )
+    weakest = jnp.asarray(
+        np.random.default_rng(0).normal(size=upper.shape[0]), upper.dtype
+    )
     for _ in range(NUM_INVERSE_ITERATIONS):
         for transposed in (1, 0):
             weakest = solve_triangular(upper, weakest, trans=transposed)
@@ -73,8 +84,12 @@ def add_block(factor: CompensatedSum, columns: Array) -> tuple[CompensatedSum, A
     both = jnp.concatenate([root, columns], axis=1)
     if num_columns > rank:
         # The same mixtures in every round.
-        mixtures = jnp.asarray(np.random.default_rng(0).normal(size=(num_columns, rank)), dtype)
-        images = matmul(both.T, jnp.concatenate([root, matmul(columns, mixtures)], axis=1))
+        mixtures = jnp.asarray(
+            np.random.default_rng(0).normal(size=(num_columns, rank)), dtype
+        )
+        images = matmul(
+            both.T, jnp.concatenate([root, matmul(columns, mixtures)], axis=1)
+        )
         basis = jnp.linalg.qr(images)[0]
     images = matmul(both, basis)
     vectors = jnp.linalg.eigh(matmul(images.T, images), symmetrize_input=False)[1]
@@ -87,7 +102,9 @@ def add_block(factor: CompensatedSum, columns: Array) -> tuple[CompensatedSum, A
     return factor.add(matmul(change, a.T)), jnp.sum(jnp.square(dropped), axis=1)
 
 
-def remove_columns(factor: CompensatedSum, columns: Array) -> tuple[CompensatedSum, Array]:
+def remove_columns(
+    factor: CompensatedSum, columns: Array
+) -> tuple[CompensatedSum, Array]:
     r"""The factor of UUᵀ - CCᵀ within the span of U, and the diagonal of what is left to take off.
 
     With C = U B + E, BBᵀ = a β² aᵀ and T = (I - BBᵀ)^{1/2} it is U' = U T - E Bᵀ T^-1, and
@@ -126,8 +143,12 @@ def truncate(columns: Array, signs: Array, rank: int) -> tuple[Array, Array]:
     inverse = jnp.where(values > tiny, 1.0 / jnp.where(values > tiny, scale, 1.0), 0.0)
     # In the basis of the columns' span the sum is scale Vᵀ diag(signs) V scale, of size r.
     basis = matmul(columns, vectors) * inverse[None, :]
-    inner = matmul((scale[:, None] * vectors.T) * signs[None, :], vectors * scale[None, :])
+    inner = matmul(
+        (scale[:, None] * vectors.T) * signs[None, :], vectors * scale[None, :]
+    )
     strength, directions = jnp.linalg.eigh(inner, symmetrize_input=False)
     strongest = jnp.maximum(strength[-rank:], 0.0)
     factor = matmul(basis, directions[:, -rank:]) * jnp.sqrt(strongest)[None, :]
-    return factor, jnp.sum(jnp.square(columns) * signs[None, :], axis=1) - jnp.sum(jnp.square(factor), axis=1)
+    return factor, jnp.sum(jnp.square(columns) * signs[None, :], axis=1) - jnp.sum(
+        jnp.square(factor), axis=1
+    )

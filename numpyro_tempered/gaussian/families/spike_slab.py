@@ -36,7 +36,9 @@ class SpikeSlab(NamedTuple):
     @property
     def variance(self) -> Array:
         """Variances of the coordinates, φ σ² + φ (1 - φ) m²."""
-        return self.probs * (jnp.square(self.scale) + (1.0 - self.probs) * jnp.square(self.loc))
+        return self.probs * (
+            jnp.square(self.scale) + (1.0 - self.probs) * jnp.square(self.loc)
+        )
 
 
 def kl(q: SpikeSlab, p: SpikeSlab) -> Array:
@@ -66,4 +68,6 @@ def _cross(a: Array, b: Array) -> Array:
     # At a = 0 the derivative is minus infinity, and NaN once multiplied by that of a saturated sigmoid.
     positive = jnp.greater(a, 0.0)
     inside = jnp.where(positive, a, 1.0)
-    return jnp.where(positive, a * jnp.log(inside) - xlogy(inside, jnp.where(positive, b, 1.0)), 0.0)
+    return jnp.where(
+        positive, a * jnp.log(inside) - xlogy(inside, jnp.where(positive, b, 1.0)), 0.0
+    )

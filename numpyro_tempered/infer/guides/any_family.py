@@ -57,12 +57,19 @@ class AutoOnlineGuide(StartsAtPrior):
 
     def distribution(self, q: Any) -> dist.Distribution:
         """The Gaussian as a distribution of NumPyro."""
-        return dist.MultivariateNormal(q.loc, scale_tril=square_root(family_of(q).canonical(q)))
+        return dist.MultivariateNormal(
+            q.loc, scale_tril=square_root(family_of(q).canonical(q))
+        )
 
     def _get_posterior(self) -> dist.Distribution:
         params = {}
-        for field, value in self.prior._replace(loc=self._init_latent)._asdict().items():
-            name, constraint = f"{self.prefix}_{field}", self.field_constraints.get(field, constraints.real)
+        for field, value in (
+            self.prior._replace(loc=self._init_latent)._asdict().items()
+        ):
+            name, constraint = (
+                f"{self.prefix}_{field}",
+                self.field_constraints.get(field, constraints.real),
+            )
             params[name] = numpyro.param(name, value, constraint=constraint)
         return self.get_posterior(params)
 
@@ -130,14 +137,21 @@ class AutoOnlineLowRankNormal(AutoOnlineGuide):
 
     def fresh(self) -> "AutoOnlineLowRankNormal":
         """A guide like this one that has not been set up."""
-        return type(self)(self.model, rank=self.rank, prefix=self.prefix, init_loc_fn=self._own_start())
+        return type(self)(
+            self.model,
+            rank=self.rank,
+            prefix=self.prefix,
+            init_loc_fn=self._own_start(),
+        )
 
     def start_at(self, loc: Array, scale: Array, moments: PriorMoments) -> LowRank:
         """The start, without directions."""
         (d,) = loc.shape
         rank = int(np.ceil(np.sqrt(d))) if self.rank is None else self.rank
         if rank > d:
-            raise ValueError(f"rank must be at most the number of coordinates, {d}, got {rank}.")
+            raise ValueError(
+                f"rank must be at most the number of coordinates, {d}, got {rank}."
+            )
         return LowRank(loc, 1.0 / jnp.square(scale), jnp.zeros((d, rank), loc.dtype))
 
     def distribution(self, q: LowRank) -> dist.Distribution:

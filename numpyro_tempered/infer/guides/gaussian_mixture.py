@@ -78,7 +78,10 @@ class AutoGaussianMixture(AutoContinuous):
         init_loc_fn: object = init_to_uniform,
         init_scale: float = 0.1,
     ) -> None:
-        self.num_components, self.diagonal = check_count(num_components, "num_components", 1), diagonal
+        self.num_components, self.diagonal = (
+            check_count(num_components, "num_components", 1),
+            diagonal,
+        )
         if not init_scale > 0:
             raise ValueError(f"init_scale must be positive, got {init_scale}.")
         self._init_scale = init_scale
@@ -112,7 +115,9 @@ class AutoGaussianMixture(AutoContinuous):
 
     def _sample_latent(self, *args: object, **kwargs: object) -> Array:
         # Of the component alone, the derivative would leave the weights where they are, without a word.
-        return _without_derivative(super()._sample_latent(*args, **kwargs), self._get_posterior().mean)
+        return _without_derivative(
+            super()._sample_latent(*args, **kwargs), self._get_posterior().mean
+        )
 
     def to_params(self, q: GaussianMixture) -> Params:
         """The parameters of a mixture whose roots are triangular, or deviations."""
@@ -133,7 +138,10 @@ class AutoGaussianMixture(AutoContinuous):
 
     def quantiles(self, params: Params, quantiles: ArrayLike) -> Params:
         """Quantiles of each latent, with a leading axis of those asked for."""
-        q, levels = self.from_params(params), jnp.atleast_1d(jnp.asarray(quantiles, float))[:, None]
+        q, levels = (
+            self.from_params(params),
+            jnp.atleast_1d(jnp.asarray(quantiles, float))[:, None],
+        )
         scale = q.root if self.diagonal else jnp.linalg.norm(q.root, axis=-1)
         weights = jnp.exp(q.logits)[:, None]
         reach = 40.0 * scale
@@ -141,7 +149,10 @@ class AutoGaussianMixture(AutoContinuous):
         def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = ends
             middle = 0.5 * (low + high)
-            below = jnp.sum(weights * ndtr((middle[:, None, :] - q.loc) / scale), axis=1) < levels
+            below = (
+                jnp.sum(weights * ndtr((middle[:, None, :] - q.loc) / scale), axis=1)
+                < levels
+            )
             return jnp.where(below, middle, low), jnp.where(below, high, middle)
 
         shape = (len(levels), self.latent_dim)

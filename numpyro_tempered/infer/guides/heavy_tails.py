@@ -40,9 +40,13 @@ class StudentT(dist.StudentT):
         shape = (*sample_shape, *self.batch_shape)
         dtype = jnp.result_type(self.df, self.loc, self.scale, float)
         # Exponential, as the logarithm of a uniform number near 0 would be of few.
-        squares = self.df * jnp.expm1(2.0 * jax.random.exponential(radius_key, shape, dtype) / self.df)
+        squares = self.df * jnp.expm1(
+            2.0 * jax.random.exponential(radius_key, shape, dtype) / self.df
+        )
         turns = jax.random.uniform(angle_key, shape, dtype)
-        return self.loc + self.scale * jnp.sqrt(squares) * jnp.cos(2.0 * math.pi * turns)
+        return self.loc + self.scale * jnp.sqrt(squares) * jnp.cos(
+            2.0 * math.pi * turns
+        )
 
     @validate_sample
     def log_prob(self, value: ArrayLike) -> Array:
@@ -59,9 +63,15 @@ class MultivariateStudentT(dist.MultivariateStudentT):
         """Log-density over the last axis of ``value``."""
         off = value - self.loc
         tril = jnp.broadcast_to(self.scale_tril, (*jnp.shape(off), jnp.shape(off)[-1]))
-        white = jax.scipy.linalg.solve_triangular(tril, off[..., None], lower=True)[..., 0]
-        log_det = jnp.sum(jnp.log(jnp.diagonal(self.scale_tril, axis1=-2, axis2=-1)), axis=-1)
-        return _log_density(self.df, jnp.sum(jnp.square(white), axis=-1), jnp.shape(off)[-1], log_det)
+        white = jax.scipy.linalg.solve_triangular(tril, off[..., None], lower=True)[
+            ..., 0
+        ]
+        log_det = jnp.sum(
+            jnp.log(jnp.diagonal(self.scale_tril, axis1=-2, axis2=-1)), axis=-1
+        )
+        return _log_density(
+            self.df, jnp.sum(jnp.square(white), axis=-1), jnp.shape(off)[-1], log_det
+        )
 
 
 @jax.jit
@@ -78,7 +88,9 @@ def icdf(df: ArrayLike, levels: ArrayLike) -> Array:
         0.816
     """
     dtype = jnp.result_type(df, levels, float)
-    df, levels = jnp.broadcast_arrays(jnp.asarray(df, dtype), jnp.asarray(levels, dtype))
+    df, levels = jnp.broadcast_arrays(
+        jnp.asarray(df, dtype), jnp.asarray(levels, dtype)
+    )
     tail = jnp.minimum(levels, 1.0 - levels)
 
     def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -91,10 +103,20 @@ def icdf(df: ArrayLike, levels: ArrayLike) -> Array:
 
     # Further out the square of t would overflow.
     most = 0.45 * math.log(float(jnp.finfo(dtype).max))
-    low, high = jax.lax.fori_loop(0, 64, halve, (jnp.zeros_like(tail), jnp.full_like(tail, most)))
-    size = jnp.where(tail == 0.5, 0.0, jnp.where(tail == 0.0, jnp.inf, jnp.sinh(0.5 * (low + high))))
-    by_halves = jnp.where((levels < 0.0) | (levels > 1.0), jnp.nan, jnp.where(levels < 0.5, -size, size))
-    return jnp.where(df > _GAUSSIAN[jnp.finfo(dtype).bits > 32], _near_gaussian(df, levels), by_halves)
+    low, high = jax.lax.fori_loop(
+        0, 64, halve, (jnp.zeros_like(tail), jnp.full_like(tail, most))
+    )
+    size = jnp.where(
+        tail == 0.5, 0.0, jnp.where(tail == 0.0, jnp.inf, jnp.sinh(0.5 * (low + high)))
+    )
+    by_halves = jnp.where(
+        (levels < 0.0) | (levels > 1.0), jnp.nan, jnp.where(levels < 0.5, -size, size)
+    )
+    return jnp.where(
+        df > _GAUSSIAN[jnp.finfo(dtype).bits > 32],
+        _near_gaussian(df, levels),
+        by_halves,
+    )
 
 
 def _near_gaussian(df: Array, levels: Array) -> Array:
@@ -119,11 +141,19 @@ def _log_gamma_ratio(a: ArrayLike, h: float) -> Array:
     is_large = jnp.greater(a, _LARGE)
     small, large = jnp.where(is_large, _LARGE, a), jnp.where(is_large, a, _LARGE)
     exact = gammaln(small + h) - gammaln(small) - h * jnp.log(small)
-    series = (large + h - 0.5) * jnp.log1p(h / large) - h + _stirling(large + h) - _stirling(large)
+    series = (
+        (large + h - 0.5) * jnp.log1p(h / large)
+        - h
+        + _stirling(large + h)
+        - _stirling(large)
+    )
     return jnp.where(is_large, series, exact)
 
 
 def _stirling(a: Array) -> Array:
     inverse = 1.0 / a
     square = jnp.square(inverse)
-    return inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188))))
+    return inverse * (
+        1 / 12
+        - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188)))
+    )

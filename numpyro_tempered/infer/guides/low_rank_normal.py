@@ -41,10 +41,21 @@ class LowRankPrecisionNormal(dist.Distribution):
     pytree_data_fields = ("loc", "precision_diag", "precision_factor")
 
     def __init__(
-        self, loc: Array, precision_diag: Array, precision_factor: Array, *, validate_args: bool | None = None
+        self,
+        loc: Array,
+        precision_diag: Array,
+        precision_factor: Array,
+        *,
+        validate_args: bool | None = None,
     ) -> None:
-        self.loc, self.precision_diag, self.precision_factor = loc, precision_diag, precision_factor
-        super().__init__(batch_shape=(), event_shape=jnp.shape(loc), validate_args=validate_args)
+        self.loc, self.precision_diag, self.precision_factor = (
+            loc,
+            precision_diag,
+            precision_factor,
+        )
+        super().__init__(
+            batch_shape=(), event_shape=jnp.shape(loc), validate_args=validate_args
+        )
 
     @property
     def _q(self) -> LowRank:
@@ -58,7 +69,11 @@ class LowRankPrecisionNormal(dist.Distribution):
     def log_prob(self, value: Array) -> Array:
         """Log-density over the last axis of ``value``."""
         constant = self.event_shape[0] * math.log(2.0 * math.pi)
-        return 0.5 * (low_rank.log_det_precision(self._q) - constant - low_rank.quadratic_form(self._q, value))
+        return 0.5 * (
+            low_rank.log_det_precision(self._q)
+            - constant
+            - low_rank.quadratic_form(self._q, value)
+        )
 
     @property
     def mean(self) -> Array:
@@ -73,17 +88,23 @@ class LowRankPrecisionNormal(dist.Distribution):
     @property
     def precision_matrix(self) -> Array:
         """The precision itself, ``(d, d)``."""
-        return jnp.diag(self.precision_diag) + jnp.matmul(self.precision_factor, self.precision_factor.T)
+        return jnp.diag(self.precision_diag) + jnp.matmul(
+            self.precision_factor, self.precision_factor.T
+        )
 
     @property
     def covariance_matrix(self) -> Array:
         """The covariance itself, ``(d, d)``."""
-        return low_rank.times_covariance(self._q, jnp.eye(self.event_shape[0], dtype=self.loc.dtype))
+        return low_rank.times_covariance(
+            self._q, jnp.eye(self.event_shape[0], dtype=self.loc.dtype)
+        )
 
     def entropy(self) -> Array:
         """Entropy in nats."""
         d = self.event_shape[0]
-        return 0.5 * (d * (1.0 + math.log(2.0 * math.pi)) - low_rank.log_det_precision(self._q))
+        return 0.5 * (
+            d * (1.0 + math.log(2.0 * math.pi)) - low_rank.log_det_precision(self._q)
+        )
 
 
 @dist.kl_divergence.register(LowRankPrecisionNormal, LowRankPrecisionNormal)

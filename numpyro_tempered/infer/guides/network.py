@@ -34,13 +34,17 @@ def init_by_fan_in(site: Site | None = None) -> Array | Callable[..., object]:
     """
     if site is None:
         return functools.partial(init_by_fan_in)
-    is_latent = site["type"] == "sample" and not site["is_observed"] and site["value"] is None
+    is_latent = (
+        site["type"] == "sample" and not site["is_observed"] and site["value"] is None
+    )
     scale = _start_scale(site) if is_latent else None
     if scale is None:
         return init_to_sample(site)
     shape = site["kwargs"].get("sample_shape", ()) + site["fn"].shape()
     mean = jnp.asarray(site["fn"].mean)
-    start = mean + scale * jax.random.normal(site["kwargs"]["rng_key"], shape, jnp.result_type(mean, float))
+    start = mean + scale * jax.random.normal(
+        site["kwargs"]["rng_key"], shape, jnp.result_type(mean, float)
+    )
     # A Cauchy has no mean.
     return jnp.where(jnp.isfinite(start), start, init_to_sample(site))
 
@@ -86,14 +90,18 @@ class AutoNetworkNormal(AutoNormal):
     ) -> None:
         check_number(init_scale, "init_scale", "(0, inf)")
         self._starts: Params = {}
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn, init_scale=init_scale)
+        super().__init__(
+            model, prefix=prefix, init_loc_fn=init_loc_fn, init_scale=init_scale
+        )
 
     def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         super()._setup_prototype(*args, **kwargs)
         for name, site in latent_sites(self.prototype_trace).items():
             shape = jnp.shape(self._init_locs[name])
             start = _start_scale(site)
-            scale = jnp.broadcast_to(jnp.ones(()) if start is None else start, jnp.shape(site["value"]))
+            scale = jnp.broadcast_to(
+                jnp.ones(()) if start is None else start, jnp.shape(site["value"])
+            )
             # A subsampled plate holds the values of its first subsample.
             scale = scale if scale.shape == shape else jnp.full(shape, jnp.mean(scale))
             self._starts[f"{name}_{self.prefix}_scale"] = self._init_scale * scale
@@ -130,4 +138,6 @@ def _start_scale(site: Site) -> Array | None:
     shape = fn.shape()
     fan_in = max(1, math.prod(shape[:-1]) if len(shape) > 1 else math.prod(shape))
     # Not finite: a Cauchy, a Student-t with few degrees of freedom.
-    return jnp.where(variance < 1.0 / fan_in, jnp.sqrt(variance), 1.0 / math.sqrt(fan_in))
+    return jnp.where(
+        variance < 1.0 / fan_in, jnp.sqrt(variance), 1.0 / math.sqrt(fan_in)
+    )

@@ -11,7 +11,11 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
+from numpyro.infer.autoguide import (
+    AutoContinuous,
+    AutoDiagonalNormal,
+    AutoMultivariateNormal,
+)
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_tempered.core.checks import is_traced
@@ -21,20 +25,30 @@ from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian, square_root
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.guides.prior import NUM_PRIOR_DRAWS, PriorMoments, prior_moments
+from numpyro_tempered.infer.guides.prior import (
+    NUM_PRIOR_DRAWS,
+    PriorMoments,
+    prior_moments,
+)
 
 
 class StartsAtPrior(AutoContinuous):
     """What the online guides share: the start, and the order of sites in the flat vector."""
 
     def __init__(
-        self, model: Model, *, prefix: str = "auto", init_loc_fn: Callable[..., Any] | None = None
+        self,
+        model: Model,
+        *,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] | None = None,
     ) -> None:
         self.moment_matched: tuple[str, ...] = ()
         self._prior: Gaussian | None = None
         self.starts_at_prior = init_loc_fn is None
         super().__init__(
-            model, prefix=prefix, init_loc_fn=init_to_uniform if init_loc_fn is None else init_loc_fn
+            model,
+            prefix=prefix,
+            init_loc_fn=init_to_uniform if init_loc_fn is None else init_loc_fn,
         )
 
     def fresh(self) -> "StartsAtPrior":
@@ -66,7 +80,9 @@ class StartsAtPrior(AutoContinuous):
         if self.starts_at_prior:
             self._init_latent = loc
         self._prior = self.start_at(loc, scale, moments)
-        self.moment_matched = tuple(name for name in moments.sites if name in moments.draws)
+        self.moment_matched = tuple(
+            name for name in moments.sites if name in moments.draws
+        )
         if moments.draws:
             warn_caller(
                 f"the priors of {list(self.moment_matched)} are not Normal on the unconstrained scale: the guide "
@@ -84,7 +100,9 @@ class StartsAtPrior(AutoContinuous):
             TypeError: If the guide does not define its own.
         """
         name = type(self).__name__
-        raise TypeError(f"{name} needs a method start_at(loc, scale, moments): it decides the family.")
+        raise TypeError(
+            f"{name} needs a method start_at(loc, scale, moments): it decides the family."
+        )
 
     def to_params(self, q: Any) -> Params:
         """The guide's parameters at ``q``."""
@@ -113,7 +131,9 @@ class StartsAtPrior(AutoContinuous):
     def prior(self) -> Gaussian:
         """The prior's Gaussian on the flat unconstrained scale, at which the guide starts by default."""
         if self.prototype_trace is None or self._prior is None:
-            raise ValueError("the guide has not been set up: call it, or OnlineVI.init, first.")
+            raise ValueError(
+                "the guide has not been set up: call it, or OnlineVI.init, first."
+            )
         return self._prior
 
 
@@ -236,8 +256,12 @@ class AutoOnlineMultivariateNormal(StartsAtPrior, AutoMultivariateNormal):
             names = [name for name, _ in self.layout.sites if name in moments.draws]
             places = self.layout.split(jnp.arange(self.latent_dim))
             at = np.concatenate([np.ravel(places[name]) for name in names])
-            draws = [np.reshape(moments.draws[name], (NUM_PRIOR_DRAWS, -1)) for name in names]
-            covariance = np.atleast_2d(np.cov(np.concatenate(draws, axis=1), rowvar=False, bias=True))
+            draws = [
+                np.reshape(moments.draws[name], (NUM_PRIOR_DRAWS, -1)) for name in names
+            ]
+            covariance = np.atleast_2d(
+                np.cov(np.concatenate(draws, axis=1), rowvar=False, bias=True)
+            )
             # Priors that determine each other, or more coordinates than draws: their variances remain.
             with contextlib.suppress(np.linalg.LinAlgError):
                 factor[np.ix_(at, at)] = np.linalg.cholesky(covariance)
@@ -246,7 +270,9 @@ class AutoOnlineMultivariateNormal(StartsAtPrior, AutoMultivariateNormal):
     def _get_posterior(self) -> dist.Distribution:
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
         scale_tril = numpyro.param(
-            f"{self.prefix}_scale_tril", square_root(self.prior), constraint=self.scale_tril_constraint
+            f"{self.prefix}_scale_tril",
+            square_root(self.prior),
+            constraint=self.scale_tril_constraint,
         )
         return dist.MultivariateNormal(loc, scale_tril=scale_tril)
 
@@ -256,4 +282,6 @@ class AutoOnlineMultivariateNormal(StartsAtPrior, AutoMultivariateNormal):
 
     def from_params(self, params: Params) -> FullRank:
         """The Gaussian of the guide's parameters."""
-        return FullRank(params[f"{self.prefix}_loc"], params[f"{self.prefix}_scale_tril"])
+        return FullRank(
+            params[f"{self.prefix}_loc"], params[f"{self.prefix}_scale_tril"]
+        )

@@ -30,7 +30,9 @@ class PriorMoments(NamedTuple):
     draws: Params
 
 
-def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> PriorMoments:
+def prior_moments(
+    rng_key: Array, model: Model, args: tuple, kwargs: dict
+) -> PriorMoments:
     """Moments of each latent's prior on the unconstrained scale.
 
     Args:
@@ -46,7 +48,12 @@ def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Pr
     def draw(key: Array) -> dict[str, _Description]:
         trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
         sites = latent_sites(trace)
-        kinds.update({name: type(base_distribution(site["fn"])).__name__ for name, site in sites.items()})
+        kinds.update(
+            {
+                name: type(base_distribution(site["fn"])).__name__
+                for name, site in sites.items()
+            }
+        )
         return {name: _describe(site) for name, site in sites.items()}
 
     kinds: dict[str, str] = {}
@@ -76,7 +83,11 @@ def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Pr
         keys = jax.random.split(rng_key, NUM_PRIOR_DRAWS)
 
         def values(key: Array) -> Params:
-            return {name: value for name, (value, *_) in draw(key).items() if name in matched}
+            return {
+                name: value
+                for name, (value, *_) in draw(key).items()
+                if name in matched
+            }
 
         draws = jax.jit(lambda keys: jax.lax.map(values, keys, batch_size=1000))(keys)
         for name in matched:
@@ -100,15 +111,22 @@ def _describe(site: Site) -> _Description:
     """A draw on the unconstrained scale, the Normal parameters, NaN of another distribution, and the variance."""
     fn, value = site["fn"], site["value"]
     base = base_distribution(fn)
-    variance = _variance_of(base) if base.support is dist.constraints.real else jnp.ones(())
+    variance = (
+        _variance_of(base) if base.support is dist.constraints.real else jnp.ones(())
+    )
     if isinstance(unindexed(fn), dist.MaskedDistribution):
-        raise ValueError(f"the prior of {site['name']!r} is masked: a guide cannot start at it.")
+        raise ValueError(
+            f"the prior of {site['name']!r} is masked: a guide cannot start at it."
+        )
     unconstrained = dist.biject_to(fn.support).inv(value)
     if not isinstance(base, dist.Normal):
         nan = jnp.full_like(unconstrained, jnp.nan)
         return _Description(unconstrained, MeanField(nan, nan), variance)
     # Normal(0, 1) has integer parameters and floating draws.
-    loc, scale = (jnp.broadcast_to(p, value.shape).astype(value.dtype) for p in (base.loc, base.scale))
+    loc, scale = (
+        jnp.broadcast_to(p, value.shape).astype(value.dtype)
+        for p in (base.loc, base.scale)
+    )
     return _Description(unconstrained, MeanField(loc, scale), variance)
 
 

@@ -75,11 +75,15 @@ def start_relu_network(
     """
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):
-        raise ValueError(f"x must be of shape (n, d) and y (n,), got {x.shape} and {y.shape}.")
+        raise ValueError(
+            f"x must be of shape (n, d) and y (n,), got {x.shape} and {y.shape}."
+        )
     if not (np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
         raise ValueError("x and y must be finite: leave rows with NaN out.")
     if not widths:
-        raise ValueError("widths must name the units of at least one hidden layer, got none.")
+        raise ValueError(
+            "widths must name the units of at least one hidden layer, got none."
+        )
     for width in widths:
         check_count(width, "widths", 1)
     check_count(num_candidates, "num_candidates", max(widths))
@@ -91,10 +95,16 @@ def start_relu_network(
     for width in widths:
         weights, biases = _candidates(rng, hidden, direction, num_candidates)
         units = _pursue(
-            np.maximum(hidden @ weights + biases, 0.0), y, width, penalty * np.count_nonzero(weights, 0)
+            np.maximum(hidden @ weights + biases, 0.0),
+            y,
+            width,
+            penalty * np.count_nonzero(weights, 0),
         )
         layer = np.zeros((hidden.shape[1], width)), np.zeros(width)
-        layer[0][:, : len(units)], layer[1][: len(units)] = weights[:, units], biases[units]
+        layer[0][:, : len(units)], layer[1][: len(units)] = (
+            weights[:, units],
+            biases[units],
+        )
         hidden = np.maximum(hidden @ layer[0] + layer[1], 0.0)
         direction, intercept = _least_squares(hidden, y)
         layers.append(layer)
@@ -114,12 +124,16 @@ def _candidates(
     weights = np.where(rank < size, rng.normal(size=(d, num)), 0.0)
     if direction is not None:
         # The fit so far, and its negative, with other kinks.
-        weights[:, ::2] = direction[:, None] * rng.choice([-1.0, 1.0], weights[:, ::2].shape[1])
+        weights[:, ::2] = direction[:, None] * rng.choice(
+            [-1.0, 1.0], weights[:, ::2].shape[1]
+        )
     weights = weights / np.maximum(np.linalg.norm(weights, axis=0), 1e-30)
     return weights, -np.sum(weights * x[rng.integers(len(x), size=num)].T, axis=0)
 
 
-def _pursue(units: np.ndarray, y: np.ndarray, width: int, prices: np.ndarray) -> list[int]:
+def _pursue(
+    units: np.ndarray, y: np.ndarray, width: int, prices: np.ndarray
+) -> list[int]:
     """Orthogonal matching pursuit, on the Gram matrix: which units, at most ``width``."""
     units = units - units.mean(0)
     gram, response = units.T @ units, units.T @ (y - y.mean())
@@ -128,7 +142,9 @@ def _pursue(units: np.ndarray, y: np.ndarray, width: int, prices: np.ndarray) ->
     indices: list[int] = []
     for _ in range(width):
         open_ = new > np.maximum(_NEW * variance, 1e-12 * variance.max())
-        gains = np.where(open_, response**2 / np.where(open_, new, 1.0), -np.inf) - prices
+        gains = (
+            np.where(open_, response**2 / np.where(open_, new, 1.0), -np.inf) - prices
+        )
         best = int(np.argmax(gains))
         if not gains[best] > 0.0:
             break
@@ -145,7 +161,9 @@ def _least_squares(units: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]
     mean, shift = units.mean(0), y.mean()
     centred = units - mean
     ridge = _RIDGE * max(np.var(y), 1e-30)
-    coef = np.linalg.solve(centred.T @ centred + ridge * np.eye(len(mean)), centred.T @ (y - shift))
+    coef = np.linalg.solve(
+        centred.T @ centred + ridge * np.eye(len(mean)), centred.T @ (y - shift)
+    )
     return coef, float(shift - mean @ coef)
 
 

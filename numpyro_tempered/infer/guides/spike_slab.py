@@ -81,8 +81,8 @@ class AutoSpikeAndSlab(AutoNormal):
         model: Model,
         *,
         prefix: str = "auto",
-        temperature: float | Callable[[Array], Scalar] | None = lambda step: jnp.maximum(
-            jnp.exp(-step / 500.0), 0.1
+        temperature: float | Callable[[Array], Scalar] | None = lambda step: (
+            jnp.maximum(jnp.exp(-step / 500.0), 0.1)
         ),
         init_loc_fn: Callable = init_to_uniform,
         init_scale: float = 0.1,
@@ -90,13 +90,24 @@ class AutoSpikeAndSlab(AutoNormal):
         create_plates: Callable | None = None,
     ) -> None:
         if temperature is not None and not callable(temperature):
-            check_number(temperature, "temperature", "(0, inf]", hint="A schedule or None will do too.")
+            check_number(
+                temperature,
+                "temperature",
+                "(0, inf]",
+                hint="A schedule or None will do too.",
+            )
         self.temperature = temperature
-        self._init_probs = check_number(init_probs, "init_probs", "(0, 1)", hint="Gates have a gradient there.")
+        self._init_probs = check_number(
+            init_probs, "init_probs", "(0, 1)", hint="Gates have a gradient there."
+        )
         self._gates: Params = {}
         self._sparse: frozenset[str] = frozenset()
         super().__init__(
-            model, prefix=prefix, init_loc_fn=init_loc_fn, init_scale=init_scale, create_plates=create_plates
+            model,
+            prefix=prefix,
+            init_loc_fn=init_loc_fn,
+            init_scale=init_scale,
+            create_plates=create_plates,
         )
 
     def hard(self) -> "AutoSpikeAndSlab":
@@ -132,11 +143,15 @@ class AutoSpikeAndSlab(AutoNormal):
             self.model = model
         if not slabs.sites:
             self.prototype_trace: Any = None
-            raise ValueError("the model has no latent site with a SpikeAndSlab prior: take AutoNormal.")
+            raise ValueError(
+                "the model has no latent site with a SpikeAndSlab prior: take AutoNormal."
+            )
         self._sparse = frozenset(slabs.sites)
         # In the model's order, which potential_energy's dictionary does not keep.
         starts: Params = self._init_locs  # type: ignore[has-type]
-        self._init_locs = {name: starts[name] for name in self.prototype_trace if name in starts}
+        self._init_locs = {
+            name: starts[name] for name in self.prototype_trace if name in starts
+        }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Params:
         """Draw the latent sites."""
@@ -150,7 +165,9 @@ class AutoSpikeAndSlab(AutoNormal):
             with ExitStack() as stack:
                 for frame in site["cond_indep_stack"]:
                     stack.enter_context(plates[frame.name])
-                fn = self._factor(name, partial(self._param, name, init_loc), temperature).to_event(event_dim)
+                fn = self._factor(
+                    name, partial(self._param, name, init_loc), temperature
+                ).to_event(event_dim)
                 if not _is_real(site["fn"].support):
                     fn = dist.TransformedDistribution(fn, biject_to(site["fn"].support))
                 result[name] = numpyro.sample(name, fn)
@@ -160,14 +177,28 @@ class AutoSpikeAndSlab(AutoNormal):
         """A parameter of a site, declared."""
         start, constraint = {
             "loc": (init_loc, constraints.real),
-            "scale": (jnp.full(jnp.shape(init_loc), self._init_scale), self.scale_constraint),
-            "probs": (jnp.full(jnp.shape(init_loc), self._init_probs), constraints.unit_interval),
+            "scale": (
+                jnp.full(jnp.shape(init_loc), self._init_scale),
+                self.scale_constraint,
+            ),
+            "probs": (
+                jnp.full(jnp.shape(init_loc), self._init_probs),
+                constraints.unit_interval,
+            ),
         }[field]
         event_dim = self._event_dims[name]
-        return numpyro.param(f"{name}_{self.prefix}_{field}", start, constraint=constraint, event_dim=event_dim)
+        return numpyro.param(
+            f"{name}_{self.prefix}_{field}",
+            start,
+            constraint=constraint,
+            event_dim=event_dim,
+        )
 
     def _factor(
-        self, name: str, param: Callable[[str], Array], temperature: Scalar | None = None
+        self,
+        name: str,
+        param: Callable[[str], Array],
+        temperature: Scalar | None = None,
     ) -> dist.Distribution:
         """A site's factor on the unconstrained scale, of parameters by field."""
         loc, scale = param("loc"), param("scale")
@@ -188,18 +219,27 @@ class AutoSpikeAndSlab(AutoNormal):
         """The factors on the unconstrained scale, with exact gates."""
 
         def factor(name: str) -> dist.Distribution:
-            return self._factor(name, lambda field: params[f"{name}_{self.prefix}_{field}"])
+            return self._factor(
+                name, lambda field: params[f"{name}_{self.prefix}_{field}"]
+            )
 
         return {name: factor(name) for name in self._init_locs}
 
     def sample_posterior(
-        self, rng_key: Array, params: Params, *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
+        self,
+        rng_key: Array,
+        params: Params,
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
     ) -> Params:
         """Draws with exact gates, whatever the temperature, of shape ``sample_shape`` plus the site's."""
         factors = self._factors(params)
         keys = jax.random.split(rng_key, len(factors))
         pairs = zip(keys, factors.items(), strict=True)
-        return self._constrain({name: q.sample(key, sample_shape) for key, (name, q) in pairs})
+        return self._constrain(
+            {name: q.sample(key, sample_shape) for key, (name, q) in pairs}
+        )
 
     def median(self, params: Params) -> Params:
         """Medians, with exact gates: 0 where φ is below a half, and for slabs around 0 above it too."""
@@ -212,7 +252,9 @@ class AutoSpikeAndSlab(AutoNormal):
         def quantile(q: dist.Distribution) -> Array:
             return q.icdf(jnp.reshape(levels, levels.shape + (1,) * len(q.batch_shape)))
 
-        return self._constrain({name: quantile(q) for name, q in self._factors(params).items()})
+        return self._constrain(
+            {name: quantile(q) for name, q in self._factors(params).items()}
+        )
 
 
 class _SlabsForSetUp(Messenger):
@@ -250,7 +292,11 @@ def _slab(name: str, fn: dist.Distribution) -> dist.Distribution | None:
 
 
 def _is_real(support: constraints.Constraint) -> bool:
-    base = support.base_constraint if isinstance(support, constraints.independent) else support
+    base = (
+        support.base_constraint
+        if isinstance(support, constraints.independent)
+        else support
+    )
     return base is constraints.real
 
 

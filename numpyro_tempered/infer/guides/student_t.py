@@ -8,13 +8,21 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.distributions.transforms import AffineTransform, IndependentTransform, LowerCholeskyAffine
+from numpyro.distributions.transforms import (
+    AffineTransform,
+    IndependentTransform,
+    LowerCholeskyAffine,
+)
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params, Scalar
-from numpyro_tempered.infer.guides.heavy_tails import MultivariateStudentT, StudentT, icdf
+from numpyro_tempered.infer.guides.heavy_tails import (
+    MultivariateStudentT,
+    StudentT,
+    icdf,
+)
 
 DF = 7.0
 # Of what is learned: with a variance, and below where Student's t is a Gaussian for every purpose.
@@ -66,16 +74,22 @@ class StudentTGuide(AutoContinuous):
     def _get_posterior(self) -> dist.Distribution:
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
         name = f"{self.prefix}_{self.scale_name}"
-        scale = numpyro.param(name, self.start_scale(), constraint=self.scale_constraint)
+        scale = numpyro.param(
+            name, self.start_scale(), constraint=self.scale_constraint
+        )
         df = self.df
         if df is None:
-            df = numpyro.param(f"{self.prefix}_df", self.start_df(), constraint=self.df_constraint)
+            df = numpyro.param(
+                f"{self.prefix}_df", self.start_df(), constraint=self.df_constraint
+            )
         return self.distribution(df, loc, scale)
 
     def get_posterior(self, params: Params) -> dist.Distribution:
         """The posterior on the flat unconstrained scale."""
         scale = params[f"{self.prefix}_{self.scale_name}"]
-        return self.distribution(self.get_df(params), params[f"{self.prefix}_loc"], scale)
+        return self.distribution(
+            self.get_df(params), params[f"{self.prefix}_loc"], scale
+        )
 
     def _base_df(self, params: Params | None) -> Scalar:
         """Degrees of freedom of the base distribution.
@@ -221,18 +235,24 @@ class AutoMultivariateStudentT(StudentTGuide):
         """The root at the start, ``(d, d)``."""
         return jnp.identity(self.latent_dim) * self.init_scale
 
-    def distribution(self, df: Scalar, loc: Array, scale: Array) -> MultivariateStudentT:
+    def distribution(
+        self, df: Scalar, loc: Array, scale: Array
+    ) -> MultivariateStudentT:
         """The distribution, of event shape ``(d,)``."""
         return MultivariateStudentT(df, loc, scale)
 
     def get_base_dist(self, params: Params | None = None) -> dist.Distribution:
         """Standard multivariate Student's t; learned degrees of freedom are among ``params``."""
         eye = jnp.identity(self.latent_dim)
-        return MultivariateStudentT(self._base_df(params), jnp.zeros(self.latent_dim), eye)
+        return MultivariateStudentT(
+            self._base_df(params), jnp.zeros(self.latent_dim), eye
+        )
 
     def get_transform(self, params: Params) -> LowerCholeskyAffine:
         """From the base distribution to the posterior."""
-        return LowerCholeskyAffine(params[f"{self.prefix}_loc"], params[f"{self.prefix}_scale_tril"])
+        return LowerCholeskyAffine(
+            params[f"{self.prefix}_loc"], params[f"{self.prefix}_scale_tril"]
+        )
 
     def marginal_scale(self, params: Params) -> Array:
         """Scales of the coordinates, ``(d,)``."""

@@ -8,8 +8,16 @@ from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import History
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_on_host
-from numpyro_tempered.mixtures.components.diagonal_gaussian import NormalGamma, diagonal_gaussian
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    as_dtype,
+    translate_on_host,
+)
+from numpyro_tempered.mixtures.components.diagonal_gaussian import (
+    NormalGamma,
+    diagonal_gaussian,
+)
 from numpyro_tempered.mixtures.components.gaussian import NormalWishart, gaussian
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
@@ -93,17 +101,25 @@ def from_sklearn(
     component, posterior = _form(model)
     data = prepare(x, component, None)
     if data.component != component._replace(prior=None):
-        raise ValueError("the data have missing entries (NaN), which scikit-learn cannot have been fitted to.")
+        raise ValueError(
+            "the data have missing entries (NaN), which scikit-learn cannot have been fitted to."
+        )
     dtype = data.rows.dtype
     source = array_source(data, model.n_components, 1, fill=False)
     concentration, prior = _weights(model)
     settings = check_settings(model.n_components, 1.0, prior)
     posterior = translate_on_host(component, posterior, -_host(data.centre))  # type: ignore[arg-type]
     factors = as_dtype(Factors(concentration, posterior), dtype)
-    history = History(np.empty(0), np.empty(0), 1, 0.0, bool(model.converged_), int(model.n_iter_))
+    history = History(
+        np.empty(0), np.empty(0), 1, 0.0, bool(model.converged_), int(model.n_iter_)
+    )
     problem = problem_of(data, settings, settings.num_components)
-    fit = evaluate(rng_key, source, problem, settings, Outcome(factors, history), num_samples)
-    return fit._replace(trace=np.array([fit.objective]), objectives=np.array([fit.objective]))
+    fit = evaluate(
+        rng_key, source, problem, settings, Outcome(factors, history), num_samples
+    )
+    return fit._replace(
+        trace=np.array([fit.objective]), objectives=np.array([fit.objective])
+    )
 
 
 def _form(model: VariationalMixture) -> tuple[Component, Hyperparameters]:
@@ -111,14 +127,21 @@ def _form(model: VariationalMixture) -> tuple[Component, Hyperparameters]:
     size, dim = model.means_.shape
     of_means = {"loc": model.mean_prior_, "mean_precision": model.mean_precision_prior_}
     df0, scale0 = model.degrees_of_freedom_prior_, np.asarray(model.covariance_prior_)
-    loc, mean_precision, df = map(_host, (model.means_, model.mean_precision_, model.degrees_of_freedom_))
+    loc, mean_precision, df = map(
+        _host, (model.means_, model.mean_precision_, model.degrees_of_freedom_)
+    )
     # scikit-learn keeps scales divided by the degrees of freedom.
     covariances = _host(model.covariances_)
-    scale = covariances * np.reshape(df, (*df.shape, *(1,) * (covariances.ndim - df.ndim)))
+    scale = covariances * np.reshape(
+        df, (*df.shape, *(1,) * (covariances.ndim - df.ndim))
+    )
     if model.covariance_type in ("full", "tied"):
         with_wishart = tied_gaussian if model.covariance_type == "tied" else gaussian
         # The factor of a tied precision is repeated K times.
-        df, scale = _host(np.broadcast_to(df, (size,))), _host(np.broadcast_to(scale, (size, dim, dim)))
+        df, scale = (
+            _host(np.broadcast_to(df, (size,))),
+            _host(np.broadcast_to(scale, (size, dim, dim))),
+        )
         posterior = NormalWishart(loc, mean_precision, df, scale)
         return with_wishart(dim, **of_means, df=df0, scale=scale0), posterior
     # A spherical covariance has the degrees of freedom of all d columns.
@@ -126,8 +149,12 @@ def _form(model: VariationalMixture) -> tuple[Component, Hyperparameters]:
     with_gamma = spherical_gaussian if spherical else diagonal_gaussian
     half = 0.5 * dim if spherical else 0.5
     concentration = half * df if spherical else _columns(half * df, dim)
-    gammas = NormalGamma(loc, _columns(mean_precision, dim), concentration, half * scale)
-    return with_gamma(dim, **of_means, concentration=half * df0, rate=half * scale0), gammas
+    gammas = NormalGamma(
+        loc, _columns(mean_precision, dim), concentration, half * scale
+    )
+    return with_gamma(
+        dim, **of_means, concentration=half * df0, rate=half * scale0
+    ), gammas
 
 
 def _weights(model: VariationalMixture) -> tuple[Array, Concentration]:
@@ -137,7 +164,9 @@ def _weights(model: VariationalMixture) -> tuple[Array, Concentration]:
     ones, zeros = model.weight_concentration_
     # The last stick is 1.
     zeros = np.append(zeros[:-1], 0.0)
-    return _host(np.stack([ones, zeros], axis=1)), stick_breaking(model.weight_concentration_prior_)
+    return _host(np.stack([ones, zeros], axis=1)), stick_breaking(
+        model.weight_concentration_prior_
+    )
 
 
 def _host(values: ArrayLike) -> Array:
@@ -158,4 +187,6 @@ def _check(model: object) -> None:
             "no factors."
         )
     if not hasattr(model, "degrees_of_freedom_"):
-        raise ValueError("this BayesianGaussianMixture is not fitted: call its fit first.")
+        raise ValueError(
+            "this BayesianGaussianMixture is not fitted: call its fit first."
+        )

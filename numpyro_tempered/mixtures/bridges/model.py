@@ -9,7 +9,10 @@ from numpyro_tempered.mixtures.weights import Concentration, prior_of
 
 
 def numpyro_model(
-    mixture: MixtureFit | Component, num_components: int | None = None, *, concentration: Concentration = 1.0
+    mixture: MixtureFit | Component,
+    num_components: int | None = None,
+    *,
+    concentration: Concentration = 1.0,
 ) -> Model:
     r"""A mixture as a NumPyro model.
 
@@ -49,14 +52,18 @@ def numpyro_model(
             raise ValueError(
                 "a fit has its own number of components: pass num_components with a component alone."
             )
-        return mixture_model(mixture.component, mixture.prior, mixture.problem.concentration)
+        return mixture_model(
+            mixture.component, mixture.prior, mixture.problem.concentration
+        )
     if not isinstance(mixture, Component):
         raise TypeError(
             f"numpyro_model takes a fit or a component such as nt.components.gaussian(dim), got a "
             f"{type(mixture).__name__}."
         )
     if num_components is None:
-        raise ValueError("a component has no number of components: pass num_components.")
+        raise ValueError(
+            "a component has no number of components: pass num_components."
+        )
     size = check_count(num_components, "num_components")
     return mixture_model(mixture, mixture.prior, prior_of(concentration, size))
 
@@ -83,4 +90,6 @@ def numpyro_guide(fit: MixtureFit) -> Guide:
         True
     """
     check_fit(fit)
-    return mixture_guide(fit.component, fit.problem.prior, fit.factors.concentration, fit.posterior)
+    return mixture_guide(
+        fit.component, fit.problem.prior, fit.factors.concentration, fit.posterior
+    )

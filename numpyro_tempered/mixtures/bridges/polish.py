@@ -18,7 +18,10 @@ from numpyro_tempered.mixtures.result import MixtureFit
 # Draws for the widths of the factors.
 NUM_DRAWS = 200
 # Arguments that define a distribution, where its constraints name equivalent ones too.
-ARGUMENTS = {dist.MultivariateNormal: ("loc", "scale_tril"), dist.Wishart: ("concentration", "scale_tril")}
+ARGUMENTS = {
+    dist.MultivariateNormal: ("loc", "scale_tril"),
+    dist.Wishart: ("concentration", "scale_tril"),
+}
 
 
 @key_first
@@ -88,7 +91,9 @@ def polish(
         *arguments,
         alpha=fit.alpha,
         num_steps=num_steps,
-        optim=Adam(lambda step: 0.02 * 0.01 ** (step / num_steps)) if optim is None else optim,
+        optim=Adam(lambda step: 0.02 * 0.01 ** (step / num_steps))
+        if optim is None
+        else optim,
         # The KL of many factors has a closed form, without noise.
         loss=TraceMeanField_ELBO(num_particles=num_particles),
         num_particles=num_samples,
@@ -106,12 +111,29 @@ def adjustable_guide(fit: MixtureFit, spreads: dict[str, Array]) -> Guide:
 
     def change(name: str, fn: dist.Distribution) -> dist.Distribution:
         arguments = ARGUMENTS.get(type(fn), fn.arg_constraints)
-        return type(fn)(**{key: _adjusted(name, key, fn, getattr(fn, key), spreads) for key in arguments})
+        return type(fn)(
+            **{
+                key: _adjusted(name, key, fn, getattr(fn, key), spreads)
+                for key in arguments
+            }
+        )
 
-    return mixture_guide(fit.component, fit.problem.prior, fit.factors.concentration, fit.posterior, change)
+    return mixture_guide(
+        fit.component,
+        fit.problem.prior,
+        fit.factors.concentration,
+        fit.posterior,
+        change,
+    )
 
 
-def _adjusted(site: str, argument: str, fn: dist.Distribution, value: Array, spreads: dict[str, Array]) -> Array:
+def _adjusted(
+    site: str,
+    argument: str,
+    fn: dist.Distribution,
+    value: Array,
+    spreads: dict[str, Array],
+) -> Array:
     """An argument of a distribution, times or plus a parameter of the guide, by its constraint."""
     name, shape = f"{site}_{argument}", jnp.shape(value)
     constraint = fn.arg_constraints[argument]
@@ -120,8 +142,13 @@ def _adjusted(site: str, argument: str, fn: dist.Distribution, value: Array, spr
     if constraint is constraints.lower_cholesky:
         # A product of lower triangular matrices with positive diagonals is one.
         identity = jnp.broadcast_to(jnp.eye(shape[-1]), shape)
-        return value @ numpyro.param(f"{name}_factor", identity, constraint=constraints.lower_cholesky)
-    if constraint in (constraints.positive, constraints.independent(constraints.positive, 1)):
+        return value @ numpyro.param(
+            f"{name}_factor", identity, constraint=constraints.lower_cholesky
+        )
+    if constraint in (
+        constraints.positive,
+        constraints.independent(constraints.positive, 1),
+    ):
         least = 0.0
     elif isinstance(fn, dist.Wishart):
         least = fn.event_shape[-1] - 1.0
@@ -130,13 +157,17 @@ def _adjusted(site: str, argument: str, fn: dist.Distribution, value: Array, spr
             f"the factor of {site!r} is a {type(fn).__name__}, whose argument {argument!r} is neither real nor "
             "positive: polish moves locations, positive numbers and triangular matrices."
         )
-    factor = numpyro.param(f"{name}_factor", jnp.ones(shape), constraint=constraints.positive)
+    factor = numpyro.param(
+        f"{name}_factor", jnp.ones(shape), constraint=constraints.positive
+    )
     return least + (value - least) * factor
 
 
 def _spreads(rng_key: Array, fit: MixtureFit) -> dict[str, Array]:
     """The width of each entry of each site under the factors of a fit."""
-    draws = jax.jit(Predictive(numpyro_guide(fit), num_samples=NUM_DRAWS, parallel=True))(rng_key)
+    draws = jax.jit(
+        Predictive(numpyro_guide(fit), num_samples=NUM_DRAWS, parallel=True)
+    )(rng_key)
 
     def half_width(values: Array) -> Array:
         # Locations of unknown precision may have no standard deviation, but they have quantiles.

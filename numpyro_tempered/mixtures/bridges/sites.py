@@ -18,7 +18,11 @@ from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
 from numpyro_tempered.mixtures.components import base, derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
-from numpyro_tempered.mixtures.components.matrices import cholesky, inverse_root, log_det
+from numpyro_tempered.mixtures.components.matrices import (
+    cholesky,
+    inverse_root,
+    log_det,
+)
 from numpyro_tempered.mixtures.components.product import ColumnsOf
 from numpyro_tempered.mixtures.components.special import LOG_TWO_PI
 from numpyro_tempered.mixtures.prepare import check_weight
@@ -27,7 +31,9 @@ from numpyro_tempered.mixtures.weights import draw
 COMPONENTS, ROWS, DATA = "components", "rows", "x"
 
 
-def mixture_model(component: Component, prior: Hyperparameters, concentration: np.ndarray | Array) -> Model:
+def mixture_model(
+    component: Component, prior: Hyperparameters, concentration: np.ndarray | Array
+) -> Model:
     """The model of a mixture with K = ``len(concentration)``; see :func:`numpyro_model`."""
     size = concentration.shape[0]
 
@@ -47,7 +53,9 @@ def mixture_model(component: Component, prior: Hyperparameters, concentration: n
         hyperparameters, of_weights = base.as_dtype((prior, concentration), rows.dtype)
         weights = draw(_sample_site, of_weights)
         sample = _sampler(component, hyperparameters, size)
-        parameters = component.draw(sample, _prior_of_all(component, hyperparameters, size))
+        parameters = component.draw(
+            sample, _prior_of_all(component, hyperparameters, size)
+        )
         components = component.distribution(parameters)
         observed = ~jnp.isnan(rows) if may_miss else None
         if observed is not None:
@@ -76,7 +84,9 @@ def mixture_guide(
     """
     sample = _sampler(component, prior, concentration.shape[0])
 
-    def guide(x: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> None:
+    def guide(
+        x: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> None:
         draw(lambda name, fn: _sample_site(name, change(name, fn)), concentration)
         component.draw(lambda name, fn: sample(name, change(name, fn)), posterior)
 
@@ -117,7 +127,11 @@ def mask_missing(components: dist.Distribution, observed: Array) -> dist.Distrib
     if isinstance(components, ColumnsOf):
         pairs = zip(components.parts, components.columns, strict=True)
         return ColumnsOf(
-            [mask_missing(part, observed[:, np.asarray(where)]) for part, where in pairs], components.columns
+            [
+                mask_missing(part, observed[:, np.asarray(where)])
+                for part, where in pairs
+            ],
+            components.columns,
         )
     if isinstance(components, dist.Independent) and len(components.event_shape) == 1:
         return components.base_dist.mask(observed[:, None, :]).to_event(1)
@@ -142,7 +156,11 @@ class ObservedNormal(dist.Distribution):
     def __init__(self, normal: dist.MultivariateNormal, observed: Array) -> None:
         self.normal, self.observed = normal, observed
         # NaN is outside of every support.
-        super().__init__((observed.shape[0], *normal.batch_shape), normal.event_shape, validate_args=False)
+        super().__init__(
+            (observed.shape[0], *normal.batch_shape),
+            normal.event_shape,
+            validate_args=False,
+        )
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Complete rows."""
@@ -151,18 +169,31 @@ class ObservedNormal(dist.Distribution):
     def log_prob(self, value: Array) -> Array:
         """The log density of the observed entries, of rows ``(n, 1, d)``."""
         # Where nothing is missing, which is not known while rows are traced, one factor serves all rows.
-        return jax.lax.cond(jnp.all(self.observed), self.normal.log_prob, self._log_prob_of_observed, value)
+        return jax.lax.cond(
+            jnp.all(self.observed),
+            self.normal.log_prob,
+            self._log_prob_of_observed,
+            value,
+        )
 
     def _log_prob_of_observed(self, value: Array) -> Array:
         mask = self.observed[:, None, :]
         root = self.normal.scale_tril
         covariance = jnp.matmul(root, jnp.swapaxes(root, -1, -2), precision="highest")
         both = mask[..., None] & mask[..., None, :]
-        root = cholesky(jnp.where(both, covariance, jnp.eye(covariance.shape[-1], dtype=covariance.dtype)))
+        root = cholesky(
+            jnp.where(
+                both, covariance, jnp.eye(covariance.shape[-1], dtype=covariance.dtype)
+            )
+        )
         deviations = jnp.where(mask, value - self.normal.loc, 0.0)
-        whitened = jnp.einsum("...ij,...j->...i", inverse_root(root), deviations, precision="highest")
+        whitened = jnp.einsum(
+            "...ij,...j->...i", inverse_root(root), deviations, precision="highest"
+        )
         number = jnp.sum(mask, axis=-1)
-        return -0.5 * (number * LOG_TWO_PI + log_det(root) + jnp.sum(jnp.square(whitened), axis=-1))
+        return -0.5 * (
+            number * LOG_TWO_PI + log_det(root) + jnp.sum(jnp.square(whitened), axis=-1)
+        )
 
 
 def _sample_site(name: str, fn: dist.Distribution) -> Array:
@@ -178,14 +209,20 @@ def _on_host(values: ArrayLike, name: str) -> base.Rows:
     return automatic_mesh(array) if spans_processes(array) else np.asarray(array)
 
 
-def _prior_of_all(component: Component, prior: Hyperparameters, num_components: int) -> Hyperparameters:
+def _prior_of_all(
+    component: Component, prior: Hyperparameters, num_components: int
+) -> Hyperparameters:
     """The prior in the form of a posterior: an axis K where each component has its own, none where they share."""
     priors = base.broadcast_prior(prior, num_components)
-    counts, sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(partial(derived.coefficients, component), priors))
+    counts, sums = jax.tree.map(
+        jnp.zeros_like, jax.eval_shape(partial(derived.coefficients, component), priors)
+    )
     return component.update(prior, counts, sums)
 
 
-def _sampler(component: Component, prior: Hyperparameters, num_components: int) -> base.Sample:
+def _sampler(
+    component: Component, prior: Hyperparameters, num_components: int
+) -> base.Sample:
     """``numpyro.sample`` of parameters, in the plate of the components where each has its own."""
 
     def batch_shapes(size: int) -> dict[str, tuple[int, ...]]:
@@ -195,7 +232,10 @@ def _sampler(component: Component, prior: Hyperparameters, num_components: int) 
             shapes[name] = fn.batch_shape
             return jnp.zeros(fn.shape())
 
-        jax.eval_shape(lambda prior: component.draw(record, _prior_of_all(component, prior, size)), prior)
+        jax.eval_shape(
+            lambda prior: component.draw(record, _prior_of_all(component, prior, size)),
+            prior,
+        )
         return shapes
 
     # The shape of a shared parameter does not depend on K.
@@ -219,7 +259,9 @@ def _counted(weight: Array | None, observed: Array | None) -> Iterator[None]:
     with ExitStack() as stack:
         if weight is not None:
             # NumPyro has no scale of 0.
-            stack.enter_context(handlers.scale(scale=jnp.where(weight > 0, weight, 1.0)))
+            stack.enter_context(
+                handlers.scale(scale=jnp.where(weight > 0, weight, 1.0))
+            )
             stack.enter_context(handlers.mask(mask=weight > 0))
         if observed is not None:
             stack.enter_context(handlers.mask(mask=jnp.any(observed, axis=1)))

@@ -11,7 +11,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.checks import check_count, check_number, check_numbers, check_real, is_traced
+from numpyro_tempered.core.checks import (
+    check_count,
+    check_number,
+    check_numbers,
+    check_real,
+    is_traced,
+)
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike
@@ -122,7 +128,9 @@ class Component(NamedTuple):
     kl: Callable[[Hyperparameters, Hyperparameters], Array] | None = None
     log_predictive: Callable[[Hyperparameters, Array], Array] | None = None
     coefficients_at: Callable[[Parameters], tuple[Array, Array]] | None = None
-    maximum_likelihood: Callable[[Hyperparameters, Array, Array], Parameters] | None = None
+    maximum_likelihood: Callable[[Hyperparameters, Array, Array], Parameters] | None = (
+        None
+    )
     num_parameters: Callable[[int], int] | None = None
     coordinates: Callable[[Array], Array] | None = None
     location: Location | None = None
@@ -141,12 +149,19 @@ def check_is_component(component: object, name: str = "component") -> None:
             raise TypeError(
                 f"{name} is a {kind}: only select_num_components compares several components; give one of them."
             )
-        raise TypeError(f"{name} is a {kind}; expected a component such as nt.components.gaussian(dim).")
+        raise TypeError(
+            f"{name} is a {kind}; expected a component such as nt.components.gaussian(dim)."
+        )
 
 
 def broadcast_prior(prior: T, num_components: int) -> T:
     """The prior with a leading axis of K equal components."""
-    return jax.tree.map(lambda leaf: namespace(leaf).broadcast_to(leaf, (num_components, *np.shape(leaf))), prior)
+    return jax.tree.map(
+        lambda leaf: namespace(leaf).broadcast_to(
+            leaf, (num_components, *np.shape(leaf))
+        ),
+        prior,
+    )
 
 
 def as_dtype(tree: Any, dtype: np.dtype | type) -> Any:
@@ -154,7 +169,11 @@ def as_dtype(tree: Any, dtype: np.dtype | type) -> Any:
 
     def cast(leaf: ArrayLike) -> ArrayLike:
         if isinstance(leaf, jax.Array):
-            return leaf.astype(dtype) if is_traced(leaf) else np.asarray(leaf).astype(dtype)
+            return (
+                leaf.astype(dtype)
+                if is_traced(leaf)
+                else np.asarray(leaf).astype(dtype)
+            )
         return np.asarray(leaf, dtype)
 
     return jax.tree.map(cast, tree)
@@ -201,17 +220,30 @@ def means_of(component: Component, prior: Hyperparameters, shift: Array) -> Para
 @partial(jax.jit, static_argnames="component")
 def change_of(component: Component, prior: Hyperparameters, shift: Array) -> Parameters:
     """How parameters change where the data move by ``shift`` ``(K, d)``; without rounding."""
-    return jax.jvp(partial(means_of, component, prior), (jnp.zeros_like(shift),), (shift,))[1]
+    return jax.jvp(
+        partial(means_of, component, prior), (jnp.zeros_like(shift),), (shift,)
+    )[1]
 
 
-def loc_of(component: Component, prior: Hyperparameters, parameters: Parameters, shape: tuple[int, ...]) -> Array:
+def loc_of(
+    component: Component,
+    prior: Hyperparameters,
+    parameters: Parameters,
+    shape: tuple[int, ...],
+) -> Array:
     """The location ``(K, d)`` of parameters: the transpose of :func:`change_of`."""
-    _, transpose = jax.vjp(partial(means_of, component, prior), jnp.zeros(shape, jax.tree.leaves(prior)[0].dtype))
+    _, transpose = jax.vjp(
+        partial(means_of, component, prior),
+        jnp.zeros(shape, jax.tree.leaves(prior)[0].dtype),
+    )
     return transpose(parameters)[0]
 
 
 def move_parameters(
-    component: Component, prior: Hyperparameters, parameters: Parameters, shift: np.ndarray | None
+    component: Component,
+    prior: Hyperparameters,
+    parameters: Parameters,
+    shift: np.ndarray | None,
 ) -> dict[str, np.ndarray]:
     """Parameters ``(..., K, ...)`` of data plus ``shift`` ``(K, d)``, on the host in double precision."""
     if shift is None:
@@ -219,7 +251,8 @@ def move_parameters(
     with double_precision():
         change = change_of(component, as_dtype(prior, jnp.float64), jnp.asarray(shift))
         return {
-            name: np.asarray(value, np.float64) + np.asarray(change[name]) for name, value in parameters.items()
+            name: np.asarray(value, np.float64) + np.asarray(change[name])
+            for name, value in parameters.items()
         }
 
 
@@ -252,7 +285,11 @@ def namespace(array: Rows) -> ModuleType:
 
 
 def floating_rows(
-    x: ArrayLike, name: str, dim: int | None, valid: Callable[[Array], Array] | None = None, expected: str = ""
+    x: ArrayLike,
+    name: str,
+    dim: int | None,
+    valid: Callable[[Array], Array] | None = None,
+    expected: str = "",
 ) -> Array:
     """Data as floating rows ``(n, d)``; a vector is one column.
 
@@ -271,15 +308,31 @@ def floating_rows(
     check_real(array.dtype, f"{name}: the data", hint="Encode them as real numbers.")
     if array.ndim == 1:
         array = array[:, None]
-    if array.ndim != 2 or 0 in array.shape or (dim is not None and array.shape[1] != dim):
-        shape = "(n, d)" if dim is None else f"(n, {dim})" + (" or (n,)" if dim == 1 else "")
-        raise ValueError(f"{name}: the data have shape {np.shape(x)}; {shape} with n >= 1 is needed.")
+    if (
+        array.ndim != 2
+        or 0 in array.shape
+        or (dim is not None and array.shape[1] != dim)
+    ):
+        shape = (
+            "(n, d)"
+            if dim is None
+            else f"(n, {dim})" + (" or (n,)" if dim == 1 else "")
+        )
+        raise ValueError(
+            f"{name}: the data have shape {np.shape(x)}; {shape} with n >= 1 is needed."
+        )
     if not jnp.issubdtype(array.dtype, jnp.floating):
         # Whole numbers far from 0 keep their digits on the host, until the centre is taken off.
-        array = array.astype(np.float64 if isinstance(array, np.ndarray) else jnp.zeros(()).dtype)
+        array = array.astype(
+            np.float64 if isinstance(array, np.ndarray) else jnp.zeros(()).dtype
+        )
     if not is_traced(array):
         library = namespace(array)
-        is_valid = library.isfinite(array) if valid is None else library.isfinite(array) & valid(array)
+        is_valid = (
+            library.isfinite(array)
+            if valid is None
+            else library.isfinite(array) & valid(array)
+        )
         is_invalid = ~(library.isnan(array) | is_valid)
         if bool(is_invalid.any()):
             row, column = np.unravel_index(int(is_invalid.argmax()), is_invalid.shape)
@@ -291,7 +344,9 @@ def floating_rows(
     return array
 
 
-def one_number(value: ArrayLike, name: str, argument: str, interval: str = "(0, inf)") -> Array:
+def one_number(
+    value: ArrayLike, name: str, argument: str, interval: str = "(0, inf)"
+) -> Array:
     """A hyperparameter that all columns share.
 
     Raises:
@@ -302,7 +357,9 @@ def one_number(value: ArrayLike, name: str, argument: str, interval: str = "(0, 
     return hyperparameter(value, name, argument, interval)
 
 
-def per_column(value: ArrayLike, dim: int, name: str, argument: str, interval: str = "(0, inf)") -> Array:
+def per_column(
+    value: ArrayLike, dim: int, name: str, argument: str, interval: str = "(0, inf)"
+) -> Array:
     """A hyperparameter of each column, ``(d,)``; one number stands for all.
 
     Raises:
@@ -312,11 +369,15 @@ def per_column(value: ArrayLike, dim: int, name: str, argument: str, interval: s
     dim = check_count(dim, f"{name}: the number of columns")
     array = hyperparameter(value, name, argument, interval)
     if array.shape not in ((), (dim,)):
-        raise ValueError(f"{name}: {argument} has shape {array.shape}; expected () or ({dim},).")
+        raise ValueError(
+            f"{name}: {argument} has shape {array.shape}; expected () or ({dim},)."
+        )
     return namespace(array).broadcast_to(array, (dim,))
 
 
-def hyperparameter(value: ArrayLike, name: str, argument: str, interval: str = "(0, inf)") -> Array:
+def hyperparameter(
+    value: ArrayLike, name: str, argument: str, interval: str = "(0, inf)"
+) -> Array:
     """A hyperparameter as a floating array.
 
     Raises:
@@ -324,11 +385,18 @@ def hyperparameter(value: ArrayLike, name: str, argument: str, interval: str = "
         ValueError: If an entry is outside of the interval.
     """
     array = value if isinstance(value, jax.Array) else np.asarray(value)
-    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
+    if not (
+        jnp.issubdtype(array.dtype, jnp.floating)
+        or jnp.issubdtype(array.dtype, jnp.integer)
+    ):
         raise TypeError(f"{name}: {argument} must be real numbers, got {value!r}.")
     # Numbers of the host keep their digits until the data, and the prior with them, are moved to their mean.
     is_on_device = isinstance(array, jax.Array)
-    array = array.astype(jnp.result_type(array, float)) if is_on_device else array.astype(np.float64)
+    array = (
+        array.astype(jnp.result_type(array, float))
+        if is_on_device
+        else array.astype(np.float64)
+    )
     return check_numbers(array, f"{name}: {argument}", interval)  # type: ignore[return-value]
 
 

@@ -7,8 +7,17 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component, Parameters, per_column
-from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise, evidence_by
-from numpyro_tempered.mixtures.components.special import digamma, dirichlet_kl, dirichlet_log_normaliser
+from numpyro_tempered.mixtures.components.columnwise import (
+    Arrays,
+    Column,
+    columnwise,
+    evidence_by,
+)
+from numpyro_tempered.mixtures.components.special import (
+    digamma,
+    dirichlet_kl,
+    dirichlet_log_normaliser,
+)
 
 
 class BetaProbability(NamedTuple):
@@ -41,7 +50,9 @@ def bernoulli(dim: int, *, ones: ArrayLike = 1.0, zeros: ArrayLike = 1.0) -> Com
         (4,)
     """
     name = "bernoulli"
-    prior = BetaProbability(per_column(ones, dim, name, "ones"), per_column(zeros, dim, name, "zeros"))
+    prior = BetaProbability(
+        per_column(ones, dim, name, "ones"), per_column(zeros, dim, name, "zeros")
+    )
     return columnwise(name, prior, COLUMN)
 
 
@@ -72,10 +83,14 @@ def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
     return jnp.zeros_like(p), (jnp.log(p), jnp.log1p(-p))
 
 
-def maximum_likelihood(prior: BetaProbability, count: Array, sums: Arrays) -> Parameters:
+def maximum_likelihood(
+    prior: BetaProbability, count: Array, sums: Arrays
+) -> Parameters:
     """Weighted shares of ones."""
     total = sums[0] + sums[1]
-    return {"probs": jnp.where(total > 0, sums[0] / jnp.where(total > 0, total, 1.0), 0.5)}
+    return {
+        "probs": jnp.where(total > 0, sums[0] / jnp.where(total > 0, total, 1.0), 0.5)
+    }
 
 
 COLUMN = Column(
@@ -84,7 +99,9 @@ COLUMN = Column(
     update=update,
     coefficients=coefficients,
     kl=lambda q, p: dirichlet_kl(as_dirichlet(q), as_dirichlet(p)),
-    log_evidence=evidence_by(update, lambda q: dirichlet_log_normaliser(as_dirichlet(q))),
+    log_evidence=evidence_by(
+        update, lambda q: dirichlet_log_normaliser(as_dirichlet(q))
+    ),
     log_predictive=log_predictive,
     draw=lambda sample, q: {"probs": sample("probs", dist.Beta(q.ones, q.zeros))},
     distribution=lambda parameters: dist.BernoulliProbs(parameters["probs"]),

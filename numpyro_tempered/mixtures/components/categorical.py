@@ -12,7 +12,11 @@ import numpyro.distributions as dist
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
-from numpyro_tempered.mixtures.components.special import digamma, gammaln, log_gamma_slack
+from numpyro_tempered.mixtures.components.special import (
+    digamma,
+    gammaln,
+    log_gamma_slack,
+)
 
 
 class DirichletColumns(NamedTuple):
@@ -24,7 +28,9 @@ class DirichletColumns(NamedTuple):
     concentration: Array
 
 
-def categorical(levels: Sequence[int], *, concentration: ArrayLike = 1.0) -> components.Component:
+def categorical(
+    levels: Sequence[int], *, concentration: ArrayLike = 1.0
+) -> components.Component:
     """Components of independent columns of codes: the latent class model.
 
     Args:
@@ -49,13 +55,23 @@ def categorical(levels: Sequence[int], *, concentration: ArrayLike = 1.0) -> com
         [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
     """
     name = "categorical"
-    counts = tuple(check_count(count, f"{name}: each of the levels") for count in levels)
+    counts = tuple(
+        check_count(count, f"{name}: each of the levels") for count in levels
+    )
     if not counts:
-        raise ValueError(f"{name}: levels is empty; expected the number of levels of each column.")
-    concentrations = components.per_column(concentration, len(counts), name, "concentration")
+        raise ValueError(
+            f"{name}: levels is empty; expected the number of levels of each column."
+        )
+    concentrations = components.per_column(
+        concentration, len(counts), name, "concentration"
+    )
     exists = np.arange(max(counts)) < np.asarray(counts)[:, None]
     return _categorical(counts)._replace(
-        prior=DirichletColumns(components.namespace(concentrations).where(exists, concentrations[:, None], 0.0))
+        prior=DirichletColumns(
+            components.namespace(concentrations).where(
+                exists, concentrations[:, None], 0.0
+            )
+        )
     )
 
 
@@ -68,21 +84,33 @@ def _categorical(levels: tuple[int, ...]) -> components.Component:
     expected = f"a code from 0 below the column's levels {levels}, or NaN or -1 for a missing entry"
 
     def is_code(values: Array) -> Array:
-        return (values >= -1) & (values < np.asarray(levels, values.dtype)) & (values == values.round())
+        return (
+            (values >= -1)
+            & (values < np.asarray(levels, values.dtype))
+            & (values == values.round())
+        )
 
     def check(x: ArrayLike) -> Array:
         rows = components.floating_rows(x, name, dim, is_code, expected)
-        return components.namespace(rows).where(rows == -1, np.asarray(np.nan, rows.dtype), rows)
+        return components.namespace(rows).where(
+            rows == -1, np.asarray(np.nan, rows.dtype), rows
+        )
 
     def statistics(columns: Array) -> Array:
         """Indicators of all levels, column by column; none where the entry is missing."""
-        return (columns[column] == code[:, None].astype(columns.dtype)).astype(columns.dtype)
+        return (columns[column] == code[:, None].astype(columns.dtype)).astype(
+            columns.dtype
+        )
 
     def flat(padded: Array) -> Array:
         return padded[..., column, code]
 
     def padded(values: Array) -> Array:
-        return jnp.zeros((*values.shape[:-1], dim, most), values.dtype).at[..., column, code].set(values)
+        return (
+            jnp.zeros((*values.shape[:-1], dim, most), values.dtype)
+            .at[..., column, code]
+            .set(values)
+        )
 
     def totals(q: DirichletColumns) -> Array:
         return jnp.sum(q.concentration, axis=-1)
@@ -97,7 +125,11 @@ def _categorical(levels: tuple[int, ...]) -> components.Component:
         expected = slope - slope_of_total[..., column]
         slack = jnp.sum(slack) - jnp.sum(slack_of_total)
         num_components = totals(q).size // dim
-        return slack - jnp.sum(flat(p.concentration) * expected) + num_components * log_normaliser(p)
+        return (
+            slack
+            - jnp.sum(flat(p.concentration) * expected)
+            + num_components * log_normaliser(p)
+        )
 
     def log_normaliser(q: DirichletColumns) -> Array:
         return jnp.sum(gammaln(flat(q.concentration))) - jnp.sum(gammaln(totals(q)))
@@ -106,11 +138,15 @@ def _categorical(levels: tuple[int, ...]) -> components.Component:
         return DirichletColumns(prior.concentration + padded(sums))
 
     def log_evidence(prior: DirichletColumns, counts: Array, sums: Array) -> Array:
-        return log_normaliser(update(prior, counts, sums)) - counts.shape[0] * log_normaliser(prior)
+        return log_normaliser(update(prior, counts, sums)) - counts.shape[
+            0
+        ] * log_normaliser(prior)
 
     def log_predictive(q: DirichletColumns, columns: Array) -> Array:
         log_mean = jnp.log(flat(q.concentration)) - jnp.log(totals(q))[..., column]
-        return jnp.matmul(log_mean, statistics(columns), precision=jax.lax.Precision.HIGHEST)
+        return jnp.matmul(
+            log_mean, statistics(columns), precision=jax.lax.Precision.HIGHEST
+        )
 
     def draw(sample: components.Sample, q: DirichletColumns) -> components.Parameters:
         """A site for all columns with the same number of levels."""
@@ -120,7 +156,11 @@ def _categorical(levels: tuple[int, ...]) -> components.Component:
             site = "probs" if min(levels) == most else f"probs_of_{size}"
             # A column of one level has nothing to draw.
             concentration = q.concentration[..., columns, :size]
-            values = jnp.ones_like(concentration) if size == 1 else sample(site, dist.Dirichlet(concentration))
+            values = (
+                jnp.ones_like(concentration)
+                if size == 1
+                else sample(site, dist.Dirichlet(concentration))
+            )
             probs = probs.at[..., columns, :size].set(values)
         return {"probs": probs}
 
@@ -128,16 +168,26 @@ def _categorical(levels: tuple[int, ...]) -> components.Component:
         log_probs = jnp.log(flat(parameters["probs"]))
         return jnp.zeros_like(log_probs[..., 0]), log_probs
 
-    def maximum_likelihood(prior: DirichletColumns, counts: Array, sums: Array) -> components.Parameters:
+    def maximum_likelihood(
+        prior: DirichletColumns, counts: Array, sums: Array
+    ) -> components.Parameters:
         shares = padded(sums)
         observed = jnp.sum(shares, axis=-1, keepdims=True)
         # Where nothing was observed, all levels have the same share.
-        equal = padded(jnp.broadcast_to(1.0 / np.asarray(levels, sums.dtype)[column], sums.shape))
-        return {"probs": jnp.where(observed > 0, shares / jnp.where(observed > 0, observed, 1.0), equal)}
+        equal = padded(
+            jnp.broadcast_to(1.0 / np.asarray(levels, sums.dtype)[column], sums.shape)
+        )
+        return {
+            "probs": jnp.where(
+                observed > 0, shares / jnp.where(observed > 0, observed, 1.0), equal
+            )
+        }
 
     def coordinates(rows: Array) -> Array:
         indicators = statistics(rows.T).T
-        return components.standardised(jnp.where(jnp.isnan(rows)[:, column], jnp.nan, indicators))
+        return components.standardised(
+            jnp.where(jnp.isnan(rows)[:, column], jnp.nan, indicators)
+        )
 
     return components.Component(
         name=name,
@@ -151,7 +201,9 @@ def _categorical(levels: tuple[int, ...]) -> components.Component:
         log_evidence=log_evidence,
         log_predictive=log_predictive,
         draw=draw,
-        distribution=lambda parameters: CodedCategorical(parameters["probs"]).to_event(1),
+        distribution=lambda parameters: CodedCategorical(parameters["probs"]).to_event(
+            1
+        ),
         coefficients_at=coefficients_at,
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * (sum(levels) - dim),

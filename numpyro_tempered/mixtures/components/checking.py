@@ -16,7 +16,11 @@ from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import derived
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    Parameters,
+)
 
 # Relative to the largest term of an identity; it holds to some 1e-13 in double precision.
 TOLERANCE = 1e-8
@@ -27,7 +31,9 @@ Identities: TypeAlias = OrderedDict[str, tuple[object, object]]
 
 
 @key_first
-def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha: float = 0.5) -> None:
+def check_component(
+    rng_key: Array, component: Component, x: ArrayLike, *, alpha: float = 0.5
+) -> None:
     r"""Check that the functions of a component agree with each other, on given data, in double precision.
 
     With K = 2 components, fixed responsibilities and parameters drawn from the posterior, it compares the
@@ -69,20 +75,29 @@ def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha
     if completes:
         form, host = component._replace(prior=None), whole[~np.isnan(whole).any(axis=1)]
     # Sums of squares about a mean end at 0, where they have no derivative.
-    is_constant = np.array([len(np.unique(column[~np.isnan(column)])) < 2 for column in host.T])
+    is_constant = np.array(
+        [len(np.unique(column[~np.isnan(column)])) < 2 for column in host.T]
+    )
     if is_constant.any():
         which = f"column {int(np.argmax(is_constant))} of the {'complete rows' if completes else 'data'}"
-        raise ValueError(f"{component.name}: {which} has no two different values; the check needs them.")
+        raise ValueError(
+            f"{component.name}: {which} has no two different values; the check needs them."
+        )
     with double_precision():
         prior = components.as_dtype(component.prior, jnp.float64)
-        identities = _identities(rng_key, form, prior, jnp.asarray(host), jnp.float64(alpha))
+        identities = _identities(
+            rng_key, form, prior, jnp.asarray(host), jnp.float64(alpha)
+        )
         if component.with_missing is not None:
             complete = host[~np.isnan(host).any(axis=1)]
             # A product may marginalise only in some columns; its check refuses the others.
             if len(complete) and _allows_empty_rows(component, rows.shape[1]):
-                identities |= _missing_identities(component._replace(prior=None), prior, jnp.asarray(complete.T))
+                identities |= _missing_identities(
+                    component._replace(prior=None), prior, jnp.asarray(complete.T)
+                )
         if completes:
-            identities |= _completion_identities(component.with_missing(), prior, jnp.asarray(whole.T))  # type: ignore[misc]
+            form = component.with_missing()  # type: ignore[misc]
+            identities |= _completion_identities(form, prior, jnp.asarray(whole.T))
     for names, (left, right) in identities.items():
         _compare(component.name, names, left, right)
 
@@ -100,14 +115,20 @@ def _compare(name: str, names: str, left: object, right: object) -> None:
     """Raise ValueError where two trees differ."""
     for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         if np.shape(a) != np.shape(b):
-            raise ValueError(f"{name}: {names}: shapes {np.shape(a)} and {np.shape(b)} differ.")
+            raise ValueError(
+                f"{name}: {names}: shapes {np.shape(a)} and {np.shape(b)} differ."
+            )
         a, b = np.asarray(a), np.asarray(b)
         gap = np.abs(a - b)
         tolerance = TOLERANCE * (1.0 + np.max(np.abs(b), initial=0.0))
         if not np.all(gap <= tolerance):
             # NaN compares with nothing, but is the worst.
-            worst = np.unravel_index(int(np.argmax(np.where(np.isnan(gap), np.inf, gap))), gap.shape)
-            raise ValueError(f"{name}: {names} disagree: {float(a[worst]):.9g} and {float(b[worst]):.9g}.")
+            worst = np.unravel_index(
+                int(np.argmax(np.where(np.isnan(gap), np.inf, gap))), gap.shape
+            )
+            raise ValueError(
+                f"{name}: {names} disagree: {float(a[worst]):.9g} and {float(b[worst]):.9g}."
+            )
 
 
 def _weighted_sums(statistics: Array) -> tuple[Array, Array]:
@@ -119,13 +140,20 @@ def _weighted_sums(statistics: Array) -> tuple[Array, Array]:
 
 @partial(jax.jit, static_argnames="component")
 def _identities(
-    rng_key: Array, component: Component, prior: Hyperparameters, rows: Array, alpha: Array
+    rng_key: Array,
+    component: Component,
+    prior: Hyperparameters,
+    rows: Array,
+    alpha: Array,
 ) -> Identities:
     """Pairs that should be equal, by the names of what makes them."""
     columns = rows.T
     statistics, base = component.statistics(columns), component.log_base(columns)
     counts, sums = (alpha * total for total in _weighted_sums(statistics))
-    posterior, priors = component.update(prior, counts, sums), components.broadcast_prior(prior, 2)
+    posterior, priors = (
+        component.update(prior, counts, sums),
+        components.broadcast_prior(prior, 2),
+    )
     nothing = component.update(prior, 0.0 * counts, 0.0 * sums)
     # In the order in which they are reported: what others rest on comes first.
     pairs: Identities = OrderedDict()
@@ -137,7 +165,9 @@ def _identities(
     def evidence(more: Array, more_sums: Array) -> Array:
         return component.log_evidence(prior, counts + more, sums + more_sums)
 
-    value, slopes = jax.value_and_grad(evidence, (0, 1))(jnp.zeros_like(counts), jnp.zeros_like(sums))
+    value, slopes = jax.value_and_grad(evidence, (0, 1))(
+        jnp.zeros_like(counts), jnp.zeros_like(sums)
+    )
     constant, weights = derived.coefficients(component, posterior)
 
     # A draw, its density under posterior and prior, and its likelihood.
@@ -152,31 +182,53 @@ def _identities(
         whole = ~jnp.any(jnp.isnan(rows), axis=1)
         return jnp.where(whole, direct, log_density), log_density, log_ratio, likelihood
 
-    direct, log_density, log_ratio, likelihood = jax.vmap(at_a_draw)(jax.random.split(rng_key, 5))
-    pairs["distribution and coefficients_at with statistics and log_base"] = direct, log_density
+    direct, log_density, log_ratio, likelihood = jax.vmap(at_a_draw)(
+        jax.random.split(rng_key, 5)
+    )
+    pairs["distribution and coefficients_at with statistics and log_base"] = (
+        direct,
+        log_density,
+    )
     evidences = likelihood - log_ratio, jnp.broadcast_to(value, log_ratio.shape)
-    pairs["draw or update, whose posterior / prior is not likelihood / evidence, and log_evidence"] = evidences
-    pairs["coefficients and the derivatives of log_evidence"] = (constant, weights), slopes
+    pairs[
+        "draw or update, whose posterior / prior is not likelihood / evidence, and log_evidence"
+    ] = evidences
+    pairs["coefficients and the derivatives of log_evidence"] = (
+        (constant, weights),
+        slopes,
+    )
     expected = jnp.sum(counts * constant) + jnp.sum(sums * weights)
     divergence = derived.kl(component, posterior, prior)
-    pairs["kl and log_evidence, the two forms of the objective,"] = divergence, expected - value
+    pairs["kl and log_evidence, the two forms of the objective,"] = (
+        divergence,
+        expected - value,
+    )
 
     def gain(one: Array, datum: Array) -> Array:
         return evidence(one, one[:, None] * datum) - value
 
-    gains = jax.vmap(jax.vmap(gain, (None, 0)), (0, None))(jnp.eye(2, dtype=counts.dtype), statistics.T)
+    gains = jax.vmap(jax.vmap(gain, (None, 0)), (0, None))(
+        jnp.eye(2, dtype=counts.dtype), statistics.T
+    )
     predictive = derived.log_predictive(component, posterior, columns)
     # A row without an observed entry is not a datum.
     some = ~jnp.all(jnp.isnan(rows), axis=1)
     each_gain = jnp.where(some, gains + base, 0.0)
-    pairs["log_predictive and the gain of log_evidence"] = jnp.where(some, predictive, 0.0), each_gain
+    pairs["log_predictive and the gain of log_evidence"] = (
+        jnp.where(some, predictive, 0.0),
+        each_gain,
+    )
     if component.location is not None:
         pairs |= _location_identities(component, prior, posterior, columns, weights)
     return pairs
 
 
 def _location_identities(
-    component: Component, prior: Hyperparameters, posterior: Hyperparameters, columns: Array, weights: Array
+    component: Component,
+    prior: Hyperparameters,
+    posterior: Hyperparameters,
+    columns: Array,
+    weights: Array,
 ) -> Identities:
     """What should be equal before and after data, prior and posterior move, column by column."""
     pairs: Identities = OrderedDict()
@@ -185,10 +237,15 @@ def _location_identities(
     may_move = np.isin(np.arange(dim), range(dim) if movable is None else movable)
     shift = jnp.where(may_move, 1.0 + jnp.arange(dim, dtype=columns.dtype), 0.0)
     loc = of(posterior)
-    after, prior_after = (components.translate(component, q, shift) for q in (posterior, prior))
+    after, prior_after = (
+        components.translate(component, q, shift) for q in (posterior, prior)
+    )
     pairs["location.of and its own change"] = of(after), loc + shift
     density = derived.log_predictive(component, after, columns + shift[:, None])
-    pairs["location.of and log_predictive"] = density, derived.log_predictive(component, posterior, columns)
+    pairs["location.of and log_predictive"] = (
+        density,
+        derived.log_predictive(component, posterior, columns),
+    )
     pairs["location.of and kl"] = (
         derived.kl(component, after, prior_after),
         derived.kl(component, posterior, prior),
@@ -199,14 +256,19 @@ def _location_identities(
         linear(weights, deviations),
         jnp.einsum("kf,kfn->kn", weights, statistics),
     )
-    omega = jnp.stack([jnp.arange(columns.shape[1], dtype=columns.dtype), jnp.ones(columns.shape[1])])
+    omega = jnp.stack(
+        [jnp.arange(columns.shape[1], dtype=columns.dtype), jnp.ones(columns.shape[1])]
+    )
     expected = jnp.einsum("kn,kfn->kf", omega, statistics)
     pairs["location.sums and statistics"] = weighted_sums(omega, deviations), expected
     return pairs
 
 
 def _draw_with_ratio(
-    rng_key: Array, component: Component, posterior: Hyperparameters, priors: Hyperparameters
+    rng_key: Array,
+    component: Component,
+    posterior: Hyperparameters,
+    priors: Hyperparameters,
 ) -> tuple[Parameters, Array]:
     """Parameters drawn from the posterior, and the log of posterior / prior there."""
     with handlers.trace() as trace, handlers.seed(rng_seed=rng_key):
@@ -218,7 +280,9 @@ def _draw_with_ratio(
 
 
 @partial(jax.jit, static_argnames="component")
-def _missing_identities(component: Component, prior: Hyperparameters, complete: Array) -> Identities:
+def _missing_identities(
+    component: Component, prior: Hyperparameters, complete: Array
+) -> Identities:
     """The form for missing entries on complete rows, and on a row without any."""
     form = component.with_missing()  # type: ignore[misc]
     pairs: Identities = OrderedDict()
@@ -229,7 +293,11 @@ def _missing_identities(component: Component, prior: Hyperparameters, complete: 
         constant, weights = derived.coefficients(each, posterior)
         expected = constant[:, None] + jnp.einsum("kf,fn->kn", weights, statistics)
         values.append(
-            (expected, derived.log_predictive(each, posterior, complete), derived.kl(each, posterior, prior))
+            (
+                expected,
+                derived.log_predictive(each, posterior, complete),
+                derived.kl(each, posterior, prior),
+            )
         )
     empty = jnp.full((complete.shape[0], 1), jnp.nan)
     pairs["with_missing on complete rows and the component"] = values[1], values[0]
@@ -238,21 +306,37 @@ def _missing_identities(component: Component, prior: Hyperparameters, complete: 
         form.log_base(empty)[None],
         derived.log_predictive(form, posterior, empty),
     )
-    pairs["with_missing on a row of NaN and 0"] = nothing, jax.tree.map(jnp.zeros_like, nothing)
+    pairs["with_missing on a row of NaN and 0"] = (
+        nothing,
+        jax.tree.map(jnp.zeros_like, nothing),
+    )
     return pairs
 
 
 @partial(jax.jit, static_argnames="component")
-def _completion_identities(component: Component, prior: Hyperparameters, columns: Array) -> Identities:
+def _completion_identities(
+    component: Component, prior: Hyperparameters, columns: Array
+) -> Identities:
     """Rows that are completed: the log of an integral, and its derivatives with respect to the coefficients."""
     _, linear, weighted_sums, _, completed = component.location  # type: ignore[misc]
     first = 0.5 + 0.4 * jnp.cos(jnp.arange(columns.shape[1], dtype=columns.dtype))
     omega = jnp.stack([first, 1.0 - first])
     rows = jnp.broadcast_to(columns, (2, *columns.shape))
-    posterior = component.update(prior, jnp.sum(omega, axis=1), weighted_sums(omega, rows))
+    posterior = component.update(
+        prior, jnp.sum(omega, axis=1), weighted_sums(omega, rows)
+    )
     _, weights = derived.coefficients(component, posterior)
     # Towards each other's coefficients: a family may have some that are 0 by definition.
     change = weights[::-1] - weights
-    _, slopes = jax.jvp(lambda each: jnp.sum(omega * linear(each, rows), axis=1), (weights,), (change,))
+    _, slopes = jax.jvp(
+        lambda each: jnp.sum(omega * linear(each, rows), axis=1), (weights,), (change,)
+    )
     expected = jnp.sum(change * completed(weights, omega, rows), axis=1)  # type: ignore[misc]
-    return OrderedDict({"location.completed and the derivatives of location.linear": (expected, slopes)})
+    return OrderedDict(
+        {
+            "location.completed and the derivatives of location.linear": (
+                expected,
+                slopes,
+            )
+        }
+    )

@@ -12,7 +12,11 @@ import numpyro.distributions as dist
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
-from numpyro_tempered.mixtures.components.base import Hyperparameters, Parameters, Sample
+from numpyro_tempered.mixtures.components.base import (
+    Hyperparameters,
+    Parameters,
+    Sample,
+)
 
 Arrays: TypeAlias = tuple[Array, ...]
 Update: TypeAlias = Callable[[Hyperparameters, Array, Arrays], Hyperparameters]
@@ -55,7 +59,9 @@ class Column(NamedTuple):
     kl: Callable[[Hyperparameters, Hyperparameters], Array] | None = None
     log_predictive: Callable[[Hyperparameters, Array], Array] | None = None
     coefficients_at: Callable[[Parameters], tuple[Array, Arrays]] | None = None
-    maximum_likelihood: Callable[[Hyperparameters, Array, Arrays], Parameters] | None = None
+    maximum_likelihood: (
+        Callable[[Hyperparameters, Array, Arrays], Parameters] | None
+    ) = None
     num_parameters: int | None = None
     coordinate: Callable[[Array], Array] = lambda x: x
     location: Callable[[Hyperparameters], Array] | None = None
@@ -63,7 +69,9 @@ class Column(NamedTuple):
     expected: str = ""
 
 
-def evidence_by(update: Update, log_normaliser: Callable[[Hyperparameters], Array]) -> Evidence:
+def evidence_by(
+    update: Update, log_normaliser: Callable[[Hyperparameters], Array]
+) -> Evidence:
     """The log evidence as the log ratio of the normalisers of posterior and prior."""
 
     def log_evidence(prior: Hyperparameters, count: Array, sums: Arrays) -> Array:
@@ -106,7 +114,11 @@ def columnwise(
 
 @lru_cache(maxsize=256)
 def _columnwise(
-    name: str, column: Column, dim: int, check: Callable[[ArrayLike], Array] | None, missing: bool
+    name: str,
+    column: Column,
+    dim: int,
+    check: Callable[[ArrayLike], Array] | None,
+    missing: bool,
 ) -> components.Component:
     """The functions, the same objects for the same arguments, so that JAX finds what it compiled for them."""
     r = column.num_statistics
@@ -122,16 +134,31 @@ def _columnwise(
             return column.statistics(columns)
         observed = ~jnp.isnan(columns)
         parts = column.statistics(jnp.where(observed, columns, 1.0))
-        return (*(jnp.where(observed, part, 0.0) for part in parts), observed.astype(columns.dtype))
+        return (
+            *(jnp.where(observed, part, 0.0) for part in parts),
+            observed.astype(columns.dtype),
+        )
 
     def unpack(counts: Array, sums: Array) -> tuple[Array, Arrays]:
         parts = jnp.split(sums, r + missing, axis=-1)
-        count = parts.pop() if missing else jnp.broadcast_to(counts[..., None], parts[0].shape)
+        count = (
+            parts.pop()
+            if missing
+            else jnp.broadcast_to(counts[..., None], parts[0].shape)
+        )
         return count, tuple(parts)
 
     # What a column leaves out is left out of the component, which derives it.
-    of_posterior, of_parameters, divergence = column.coefficients, column.coefficients_at, column.kl
-    predictive, best, number = column.log_predictive, column.maximum_likelihood, column.num_parameters
+    of_posterior, of_parameters, divergence = (
+        column.coefficients,
+        column.coefficients_at,
+        column.kl,
+    )
+    predictive, best, number = (
+        column.log_predictive,
+        column.maximum_likelihood,
+        column.num_parameters,
+    )
 
     def log_predictive(posterior: Hyperparameters, columns: Array) -> Array:
         q = jax.tree.map(lambda leaf: leaf[..., None], posterior)
@@ -140,21 +167,38 @@ def _columnwise(
     return components.Component(
         name=name,
         prior=None,
-        check=check or (lambda x: components.floating_rows(x, name, dim, column.valid, column.expected)),
+        check=check
+        or (
+            lambda x: components.floating_rows(
+                x, name, dim, column.valid, column.expected
+            )
+        ),
         statistics=lambda columns: jnp.concatenate(parts_of(columns)),
-        log_base=lambda columns: jnp.sum(where_observed(column.log_base, columns), axis=0),
+        log_base=lambda columns: jnp.sum(
+            where_observed(column.log_base, columns), axis=0
+        ),
         update=lambda prior, counts, sums: column.update(prior, *unpack(counts, sums)),
-        log_evidence=lambda prior, counts, sums: jnp.sum(column.log_evidence(prior, *unpack(counts, sums))),
+        log_evidence=lambda prior, counts, sums: jnp.sum(
+            column.log_evidence(prior, *unpack(counts, sums))
+        ),
         draw=column.draw,
         distribution=lambda parameters: column.distribution(parameters).to_event(1),
-        coefficients=of_posterior and (lambda posterior: join(*of_posterior(posterior), missing)),
-        kl=divergence and (lambda posterior, prior: jnp.sum(divergence(posterior, prior))),
+        coefficients=of_posterior
+        and (lambda posterior: join(*of_posterior(posterior), missing)),
+        kl=divergence
+        and (lambda posterior, prior: jnp.sum(divergence(posterior, prior))),
         log_predictive=predictive and log_predictive,
-        coefficients_at=of_parameters and (lambda parameters: join(*of_parameters(parameters), missing)),
-        maximum_likelihood=best and (lambda prior, counts, sums: best(prior, *unpack(counts, sums))),
-        num_parameters=None if number is None else lambda num_components: num_components * dim * number,
+        coefficients_at=of_parameters
+        and (lambda parameters: join(*of_parameters(parameters), missing)),
+        maximum_likelihood=best
+        and (lambda prior, counts, sums: best(prior, *unpack(counts, sums))),
+        num_parameters=None
+        if number is None
+        else lambda num_components: num_components * dim * number,
         coordinates=lambda rows: components.standardised(column.coordinate(rows)),
-        location=None if column.location is None else location_by(parts_of, column.location),
+        location=None
+        if column.location is None
+        else location_by(parts_of, column.location),
         with_missing=lambda: _columnwise(name, column, dim, check, True),
     )
 
@@ -169,10 +213,15 @@ def location_by(
         ends = np.cumsum([part.shape[-2] for part in parts])[:-1]
         # Products of each part: all in one array, or sums over an axis that is not the last, take times as long.
         pairs = zip(jnp.split(weights[..., None, :], ends, axis=-1), parts, strict=True)
-        return reduce(jnp.add, (matmul(weight, part) for weight, part in pairs))[..., 0, :]
+        return reduce(jnp.add, (matmul(weight, part) for weight, part in pairs))[
+            ..., 0, :
+        ]
 
     def sums(omega: Array, deviations: Array) -> Array:
-        return jnp.concatenate([matmul(part, omega[..., None])[..., 0] for part in parts_of(deviations)], axis=-1)
+        return jnp.concatenate(
+            [matmul(part, omega[..., None])[..., 0] for part in parts_of(deviations)],
+            axis=-1,
+        )
 
     return components.Location(of, linear, sums)
 
@@ -180,5 +229,7 @@ def location_by(
 def join(constant: Array, weights: Arrays, missing: bool) -> tuple[Array, Array]:
     """Coefficients of all columns; with missing entries, the constants multiply the numbers of observed ones."""
     if missing:
-        return jnp.zeros_like(constant[..., 0]), jnp.concatenate([*weights, constant], axis=-1)
+        return jnp.zeros_like(constant[..., 0]), jnp.concatenate(
+            [*weights, constant], axis=-1
+        )
     return jnp.sum(constant, axis=-1), jnp.concatenate(weights, axis=-1)

@@ -71,12 +71,16 @@ def log_predictive(component: Component, q: Hyperparameters, columns: Array) -> 
     one = jnp.ones(1, statistics.dtype)
 
     def of_one(q: Hyperparameters) -> Array:
-        return jax.vmap(lambda datum: component.log_evidence(q, one, datum[None]))(statistics.T)
+        return jax.vmap(lambda datum: component.log_evidence(q, one, datum[None]))(
+            statistics.T
+        )
 
     return jax.vmap(of_one)(q) + component.log_base(columns)
 
 
-def coefficients_at(component: Component, q: Hyperparameters, parameters: Parameters) -> tuple[Array, Array]:
+def coefficients_at(
+    component: Component, q: Hyperparameters, parameters: Parameters
+) -> tuple[Array, Array]:
     """The constant c ``(K,)`` and the weights w ``(K, F)`` at parameters.
 
     A posterior is the prior times exp(N c + ⟨S, w⟩) over the evidence: c and w are a gradient in N and S.
@@ -93,7 +97,9 @@ def coefficients_at(component: Component, q: Hyperparameters, parameters: Parame
     def of_one(q: Hyperparameters, parameters: Parameters) -> tuple[Array, Array]:
         def log_ratio(counts: Array, sums: Array) -> Array:
             posterior = component.update(q, counts, sums)
-            return log_density(component, posterior, parameters) + component.log_evidence(q, counts, sums)
+            return log_density(
+                component, posterior, parameters
+            ) + component.log_evidence(q, counts, sums)
 
         constant, weights = jax.grad(log_ratio, (0, 1))(*nothing)
         return constant[0], weights[0]
@@ -101,7 +107,9 @@ def coefficients_at(component: Component, q: Hyperparameters, parameters: Parame
     return jax.vmap(of_one)(q, parameters)
 
 
-def num_parameters(component: Component, prior: Hyperparameters, num_components: int) -> int:
+def num_parameters(
+    component: Component, prior: Hyperparameters, num_components: int
+) -> int:
     """The number of free parameters, of the unconstrained coordinates of what is drawn."""
     if component.num_parameters is not None:
         return component.num_parameters(num_components)
@@ -111,13 +119,20 @@ def num_parameters(component: Component, prior: Hyperparameters, num_components:
         sizes.append(int(np.prod(biject_to(fn.support).inverse_shape(fn.shape()))))
         return jnp.zeros(fn.shape())
 
-    jax.eval_shape(lambda prior: component.draw(record, broadcast_prior(prior, num_components)), prior)
+    jax.eval_shape(
+        lambda prior: component.draw(record, broadcast_prior(prior, num_components)),
+        prior,
+    )
     return sum(sizes)
 
 
 def coordinates(component: Component, rows: Array) -> Array:
     """Points ``(n, p)`` whose distance separates the components: standardised columns."""
-    return standardised(rows) if component.coordinates is None else component.coordinates(rows)
+    return (
+        standardised(rows)
+        if component.coordinates is None
+        else component.coordinates(rows)
+    )
 
 
 def check_derivatives(component: Component, prior: Hyperparameters, rows: Rows) -> None:
@@ -135,7 +150,10 @@ def check_derivatives(component: Component, prior: Hyperparameters, rows: Rows) 
         return
     some = np.asarray(rows[:NUM_CHECKED], np.float64)
     with double_precision():
-        pairs = jax.tree.map(np.asarray, _both_slopes(as_dtype(prior, jnp.float64), some.T, component=component))
+        pairs = jax.tree.map(
+            np.asarray,
+            _both_slopes(as_dtype(prior, jnp.float64), some.T, component=component),
+        )
     for ours, expected in zip(*pairs, strict=True):
         error = np.max(np.abs(ours - expected)) / (1.0 + np.max(np.abs(expected)))
         # NaN is no small number.
@@ -153,11 +171,14 @@ def _both_slopes(
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """E[c] and E[w] of the posterior of all columns: by no more data, and by the data."""
     statistics = component.statistics(columns)
-    data = jnp.full(1, columns.shape[1], columns.dtype), jnp.sum(statistics, axis=1)[None]
-    bare = component._replace(coefficients=None)
-    return coefficients(bare, component.update(prior, *data)), jax.grad(component.log_evidence, (1, 2))(
-        prior, *data
+    data = (
+        jnp.full(1, columns.shape[1], columns.dtype),
+        jnp.sum(statistics, axis=1)[None],
     )
+    bare = component._replace(coefficients=None)
+    return coefficients(bare, component.update(prior, *data)), jax.grad(
+        component.log_evidence, (1, 2)
+    )(prior, *data)
 
 
 def no_data(component: Component, q: Hyperparameters) -> tuple[Array, Array]:
@@ -174,7 +195,10 @@ def no_data(component: Component, q: Hyperparameters) -> tuple[Array, Array]:
 
 
 def data_between(
-    component: Component, p: Hyperparameters, q: Hyperparameters, nothing: tuple[Array, Array]
+    component: Component,
+    p: Hyperparameters,
+    q: Hyperparameters,
+    nothing: tuple[Array, Array],
 ) -> tuple[Array, Array]:
     """Counts ``(1,)`` and sums ``(1, F)`` that lead from p to q, both of one component, by Newton's method."""
 
@@ -200,7 +224,9 @@ def data_between(
     return data[:1], data[None, 1:]
 
 
-def log_density(component: Component, q: Hyperparameters, parameters: Parameters) -> Array:
+def log_density(
+    component: Component, q: Hyperparameters, parameters: Parameters
+) -> Array:
     """The log density of parameters, K first as those of q, at what ``draw`` draws."""
     terms: list[Array] = []
 

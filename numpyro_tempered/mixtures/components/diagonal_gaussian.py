@@ -8,7 +8,12 @@ import numpyro.distributions as dist
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import special
-from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise, evidence_by
+from numpyro_tempered.mixtures.components.columnwise import (
+    Arrays,
+    Column,
+    columnwise,
+    evidence_by,
+)
 
 
 class NormalGamma(NamedTuple):
@@ -63,23 +68,34 @@ def diagonal_gaussian(
         components.per_column(loc, dim, name, "loc", "(-inf, inf)"),
         components.per_column(mean_precision, dim, name, "mean_precision"),
         components.per_column(concentration, dim, name, "concentration"),
-        components.per_column(rate_of(rate, variance, concentration, name), dim, name, "rate"),
+        components.per_column(
+            rate_of(rate, variance, concentration, name), dim, name, "rate"
+        ),
     )
     return columnwise(name, prior, COLUMN)
 
 
-def rate_of(rate: ArrayLike | None, variance: ArrayLike | None, concentration: ArrayLike, name: str) -> ArrayLike:
+def rate_of(
+    rate: ArrayLike | None,
+    variance: ArrayLike | None,
+    concentration: ArrayLike,
+    name: str,
+) -> ArrayLike:
     """The rate of a Gamma prior of a precision, from itself or the variance that the prior expects.
 
     Raises:
         ValueError: If both are given, or the variance is not positive.
     """
     if rate is not None and variance is not None:
-        raise ValueError(f"{name}: give rate or variance, not both; rate = concentration * variance.")
+        raise ValueError(
+            f"{name}: give rate or variance, not both; rate = concentration * variance."
+        )
     if rate is not None:
         return rate
     strength = components.hyperparameter(concentration, name, "concentration")
-    return strength * components.hyperparameter(1.0 if variance is None else variance, name, "variance")
+    return strength * components.hyperparameter(
+        1.0 if variance is None else variance, name, "variance"
+    )
 
 
 def update(prior: NormalGamma, count: Array, sums: Arrays) -> NormalGamma:
@@ -90,7 +106,12 @@ def update(prior: NormalGamma, count: Array, sums: Arrays) -> NormalGamma:
     kappa = prior.mean_precision + count
     between = prior.mean_precision * count / kappa * jnp.square(mean - prior.loc)
     loc = (prior.mean_precision * prior.loc + total) / kappa
-    return NormalGamma(loc, kappa, prior.concentration + 0.5 * count, prior.rate + 0.5 * (scatter + between))
+    return NormalGamma(
+        loc,
+        kappa,
+        prior.concentration + 0.5 * count,
+        prior.rate + 0.5 * (scatter + between),
+    )
 
 
 def coefficients(q: NormalGamma) -> tuple[Array, Arrays]:
@@ -122,24 +143,33 @@ def log_predictive(q: NormalGamma, x: Array) -> Array:
     """Student's t with 2a degrees of freedom."""
     width = 2.0 * q.rate * (1.0 + 1.0 / q.mean_precision)
     power = (q.concentration + 0.5) * jnp.log1p(jnp.square(x - q.loc) / width)
-    constant = special.log_gamma_half_step(q.concentration) - 0.5 * (jnp.log(0.5 * width) + special.LOG_TWO_PI)
+    constant = special.log_gamma_half_step(q.concentration) - 0.5 * (
+        jnp.log(0.5 * width) + special.LOG_TWO_PI
+    )
     return constant - power
 
 
 def draw(sample: components.Sample, q: NormalGamma) -> components.Parameters:
     """Precisions, and means given them."""
     precision = sample("precision", dist.Gamma(q.concentration, q.rate))
-    loc = sample("loc", dist.Normal(q.loc, 1.0 / jnp.sqrt(q.mean_precision * precision)))
+    loc = sample(
+        "loc", dist.Normal(q.loc, 1.0 / jnp.sqrt(q.mean_precision * precision))
+    )
     return {"loc": loc, "precision": precision}
 
 
 def coefficients_at(parameters: components.Parameters) -> tuple[Array, Arrays]:
     """The Gaussian's natural parameters."""
     loc, precision = parameters["loc"], parameters["precision"]
-    return 0.5 * (jnp.log(precision) - precision * jnp.square(loc)), (precision * loc, -0.5 * precision)
+    return 0.5 * (jnp.log(precision) - precision * jnp.square(loc)), (
+        precision * loc,
+        -0.5 * precision,
+    )
 
 
-def maximum_likelihood(prior: NormalGamma, count: Array, sums: Arrays) -> components.Parameters:
+def maximum_likelihood(
+    prior: NormalGamma, count: Array, sums: Arrays
+) -> components.Parameters:
     """Weighted mean and one over the weighted variance."""
     total, squares = sums
     safe = jnp.where(count > 0, count, 1.0)
@@ -157,7 +187,9 @@ COLUMN = Column(
     log_evidence=evidence_by(update, log_normaliser),
     log_predictive=log_predictive,
     draw=draw,
-    distribution=lambda parameters: dist.Normal(parameters["loc"], 1.0 / jnp.sqrt(parameters["precision"])),
+    distribution=lambda parameters: dist.Normal(
+        parameters["loc"], 1.0 / jnp.sqrt(parameters["precision"])
+    ),
     coefficients_at=coefficients_at,
     maximum_likelihood=maximum_likelihood,
     num_statistics=2,

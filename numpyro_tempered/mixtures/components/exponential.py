@@ -5,13 +5,19 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component, Parameters
-from numpyro_tempered.mixtures.components.columnwise import Arrays, columnwise, evidence_by
+from numpyro_tempered.mixtures.components.columnwise import (
+    Arrays,
+    columnwise,
+    evidence_by,
+)
 from numpyro_tempered.mixtures.components.poisson import COLUMN as POISSON
 from numpyro_tempered.mixtures.components.poisson import GammaRate, gamma_prior
 from numpyro_tempered.mixtures.components.special import digamma, gamma_log_normaliser
 
 
-def exponential(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1.0) -> Component:
+def exponential(
+    dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1.0
+) -> Component:
     """Components of d independent columns, exponential with rates ~ Gamma(concentration, rate).
 
     Args:
@@ -49,7 +55,9 @@ def coefficients(q: GammaRate) -> tuple[Array, Arrays]:
 
 def log_predictive(q: GammaRate, x: Array) -> Array:
     """Pareto of the second kind (Lomax)."""
-    return jnp.log(q.concentration / q.rate) - (q.concentration + 1.0) * jnp.log1p(x / q.rate)
+    return jnp.log(q.concentration / q.rate) - (q.concentration + 1.0) * jnp.log1p(
+        x / q.rate
+    )
 
 
 def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
@@ -59,7 +67,9 @@ def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
 
 def maximum_likelihood(prior: GammaRate, count: Array, sums: Arrays) -> Parameters:
     """One over the weighted means."""
-    return {"rate": jnp.where(count > 0, count, 1.0) / jnp.where(count > 0, sums[0], 1.0)}
+    return {
+        "rate": jnp.where(count > 0, count, 1.0) / jnp.where(count > 0, sums[0], 1.0)
+    }
 
 
 # Statistics, prior and draws are those of Poisson's rates.

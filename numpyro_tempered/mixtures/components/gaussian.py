@@ -76,7 +76,9 @@ def gaussian(
         >>> nt.components.gaussian(2).prior.scale.shape
         (2, 2)
     """
-    prior = wishart_prior("gaussian", dim, loc, mean_precision, df, scale=scale, variance=variance)
+    prior = wishart_prior(
+        "gaussian", dim, loc, mean_precision, df, scale=scale, variance=variance
+    )
     return gaussian_of(dim)._replace(prior=prior)
 
 
@@ -92,13 +94,19 @@ def gaussian_of(dim: int) -> components.Component:
         update=update,
         coefficients=coefficients,
         kl=kl,
-        log_evidence=lambda p, n, s: jnp.sum(log_normaliser(update(p, n, s)) - log_normaliser(p)),
+        log_evidence=lambda p, n, s: jnp.sum(
+            log_normaliser(update(p, n, s)) - log_normaliser(p)
+        ),
         log_predictive=log_predictive,
         draw=draw,
-        distribution=lambda p: dist.MultivariateNormal(p["loc"], precision_matrix=p["precision"]),
+        distribution=lambda p: dist.MultivariateNormal(
+            p["loc"], precision_matrix=p["precision"]
+        ),
         coefficients_at=coefficients_at,
         maximum_likelihood=maximum_likelihood,
-        num_parameters=lambda num_components: num_components * (dim + dim * (dim + 1) // 2),
+        num_parameters=lambda num_components: (
+            num_components * (dim + dim * (dim + 1) // 2)
+        ),
         coordinates=components.standardised,
         location=components.Location(components.get_loc, linear, weighted_sums),
         with_missing=lambda: with_missing_entries(gaussian_of(dim), dim),
@@ -121,23 +129,38 @@ def wishart_prior(
         ValueError: If a hyperparameter is out of its range, or scale and variance are both given.
     """
     if scale is not None and variance is not None:
-        raise ValueError(f"{name}: give scale or variance, not both; scale = df * variance.")
+        raise ValueError(
+            f"{name}: give scale or variance, not both; scale = df * variance."
+        )
     mean = components.per_column(loc, dim, name, "loc", "(-inf, inf)")
-    degrees = components.one_number(dim + 2.0 if df is None else df, name, "df", f"({dim - 1}, inf)")
+    degrees = components.one_number(
+        dim + 2.0 if df is None else df, name, "df", f"({dim - 1}, inf)"
+    )
     argument, value = ("scale", scale) if variance is None else ("variance", variance)
-    matrix = components.hyperparameter(1.0 if value is None else value, name, argument, "(-inf, inf)")
+    matrix = components.hyperparameter(
+        1.0 if value is None else value, name, argument, "(-inf, inf)"
+    )
     if matrix.ndim < 2:
         diagonal = components.per_column(matrix, dim, name, argument)
         matrix = components.namespace(diagonal).diag(diagonal)
     if matrix.shape != (dim, dim):
-        raise ValueError(f"{name}: {argument} has shape {matrix.shape}; expected {(dim, dim)}, ({dim},) or ().")
+        raise ValueError(
+            f"{name}: {argument} has shape {matrix.shape}; expected {(dim, dim)}, ({dim},) or ()."
+        )
     if not is_traced(matrix):
         host = np.asarray(matrix, np.float64)
-        if not np.allclose(host, host.T, rtol=1e-5, atol=0.0) or np.linalg.eigvalsh(host).min() <= 0:
-            raise ValueError(f"{name}: {argument} must be symmetric and positive definite.")
+        if (
+            not np.allclose(host, host.T, rtol=1e-5, atol=0.0)
+            or np.linalg.eigvalsh(host).min() <= 0
+        ):
+            raise ValueError(
+                f"{name}: {argument} must be symmetric and positive definite."
+            )
     matrix = 0.5 * (matrix + matrix.T)
     kappa = components.one_number(mean_precision, name, "mean_precision")
-    return NormalWishart(mean, kappa, degrees, matrix if variance is None else degrees * matrix)
+    return NormalWishart(
+        mean, kappa, degrees, matrix if variance is None else degrees * matrix
+    )
 
 
 def statistics(columns: Array) -> Array:
@@ -148,7 +171,9 @@ def statistics(columns: Array) -> Array:
 
 def log_base(columns: Array) -> Array:
     """The constant of the Gaussian density."""
-    return jnp.full(columns.shape[1:], -0.5 * columns.shape[0] * special.LOG_TWO_PI, columns.dtype)
+    return jnp.full(
+        columns.shape[1:], -0.5 * columns.shape[0] * special.LOG_TWO_PI, columns.dtype
+    )
 
 
 def linear(weights: Array, deviations: Array) -> Array:
@@ -157,9 +182,15 @@ def linear(weights: Array, deviations: Array) -> Array:
     i, j = np.triu_indices(dim)
     factors = jnp.where(i == j, -2.0, -1.0).astype(weights.dtype)
     root = cholesky(symmetric(factors * weights[..., dim:], dim))
-    offset = jax.lax.linalg.triangular_solve(root, weights[..., :dim, None], left_side=True, lower=True)
-    whitened = jnp.einsum("...ij,...in->...jn", root, deviations, precision="highest") - offset
-    return 0.5 * (jnp.sum(jnp.square(offset), axis=-2) - jnp.sum(jnp.square(whitened), axis=-2))
+    offset = jax.lax.linalg.triangular_solve(
+        root, weights[..., :dim, None], left_side=True, lower=True
+    )
+    whitened = (
+        jnp.einsum("...ij,...in->...jn", root, deviations, precision="highest") - offset
+    )
+    return 0.5 * (
+        jnp.sum(jnp.square(offset), axis=-2) - jnp.sum(jnp.square(whitened), axis=-2)
+    )
 
 
 def weighted_sums(omega: Array, deviations: Array) -> Array:
@@ -189,11 +220,15 @@ def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
     return NormalWishart(loc, kappa, prior.df + counts, prior.scale + scatter)
 
 
-def mean_and_scatter(prior: NormalWishart, counts: Array, sums: Array) -> tuple[Array, Array, Array]:
+def mean_and_scatter(
+    prior: NormalWishart, counts: Array, sums: Array
+) -> tuple[Array, Array, Array]:
     """Posterior means and their precisions, and the scatters within components and about the prior mean."""
     total, mean, scatter = moments(counts, sums)
     kappa = prior.mean_precision + counts
-    between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(mean - prior.loc)
+    between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(
+        mean - prior.loc
+    )
     prior_total = prior.mean_precision[..., None] * prior.loc
     return (prior_total + total) / kappa[..., None], kappa, scatter + between
 
@@ -201,7 +236,9 @@ def mean_and_scatter(prior: NormalWishart, counts: Array, sums: Array) -> tuple[
 def expected_precision(q: NormalWishart) -> tuple[Array, Array]:
     """E[precision] = df scale^-1 and E[log det precision]."""
     dim = q.loc.shape[-1]
-    terms = special.digamma(0.5 * (q.df[..., None] - jnp.arange(dim, dtype=q.loc.dtype)))
+    terms = special.digamma(
+        0.5 * (q.df[..., None] - jnp.arange(dim, dtype=q.loc.dtype))
+    )
     root = cholesky(q.scale)
     expected_log_det = jnp.sum(terms, axis=-1) + dim * jnp.log(2.0) - log_det(root)
     return q.df[..., None, None] * square(inverse_root(root)), expected_log_det
@@ -213,14 +250,18 @@ def quadratic_coefficients(precision: Array, loc: Array) -> tuple[Array, Array]:
     i, j = np.triu_indices(dim)
     slope = jnp.einsum("...ij,...j->...i", precision, loc, precision="highest")
     products = jnp.where(i == j, -0.5, -1.0).astype(loc.dtype) * precision[..., i, j]
-    return -0.5 * jnp.sum(slope * loc, axis=-1), jnp.concatenate([slope, products], axis=-1)
+    return -0.5 * jnp.sum(slope * loc, axis=-1), jnp.concatenate(
+        [slope, products], axis=-1
+    )
 
 
 def coefficients(q: NormalWishart) -> tuple[Array, Array]:
     """E log density, as a quadratic form of x."""
     precision, expected_log_det = expected_precision(q)
     constant, weights = quadratic_coefficients(precision, q.loc)
-    return constant + 0.5 * (expected_log_det - q.loc.shape[-1] / q.mean_precision), weights
+    return constant + 0.5 * (
+        expected_log_det - q.loc.shape[-1] / q.mean_precision
+    ), weights
 
 
 def kl(q: NormalWishart, p: NormalWishart) -> Array:
@@ -235,10 +276,14 @@ def kl_of_mean(q: NormalWishart, p: NormalWishart, inverse: Array) -> Array:
     ratio = p.mean_precision / q.mean_precision
     whitened = matmul(inverse, (q.loc - p.loc)[..., None])
     distance = q.df * jnp.sum(jnp.square(whitened), axis=(-2, -1))
-    return 0.5 * (q.loc.shape[-1] * (ratio - 1.0 - jnp.log(ratio)) + p.mean_precision * distance)
+    return 0.5 * (
+        q.loc.shape[-1] * (ratio - 1.0 - jnp.log(ratio)) + p.mean_precision * distance
+    )
 
 
-def wishart_kl(q: NormalWishart, p: NormalWishart, root: Array, inverse: Array) -> Array:
+def wishart_kl(
+    q: NormalWishart, p: NormalWishart, root: Array, inverse: Array
+) -> Array:
     """KL of the precisions, for each component; with the root of the scale and its inverse."""
     dim = q.loc.shape[-1]
     root_of_prior = cholesky(p.scale)
@@ -249,14 +294,22 @@ def wishart_kl(q: NormalWishart, p: NormalWishart, root: Array, inverse: Array) 
     widths = 0.5 * p.df * (log_det(root) - log_det(root_of_prior))
     whitened = matmul(inverse, root_of_prior)
     trace = 0.5 * q.df * jnp.sum(jnp.square(whitened), axis=(-2, -1))
-    return widths + trace + gammas - 0.25 * dim * (dim - 1) + special.multigammaln(0.5 * p.df, dim)
+    return (
+        widths
+        + trace
+        + gammas
+        - 0.25 * dim * (dim - 1)
+        + special.multigammaln(0.5 * p.df, dim)
+    )
 
 
 def wishart_log_normaliser(q: NormalWishart) -> Array:
     """The log of ∫ |L|^((df - d - 1)/2) exp(-tr(scale L)/2) dL, without the factor π^(d(d-1)/4)."""
     dim = q.loc.shape[-1]
     root = cholesky(q.scale)
-    return 0.5 * q.df * (dim * jnp.log(2.0) - log_det(root)) + special.multigammaln(0.5 * q.df, dim)
+    return 0.5 * q.df * (dim * jnp.log(2.0) - log_det(root)) + special.multigammaln(
+        0.5 * q.df, dim
+    )
 
 
 def log_normaliser(q: NormalWishart) -> Array:
@@ -270,8 +323,14 @@ def log_predictive(q: NormalWishart, columns: Array) -> Array:
     freedom = q.df - dim + 1.0
     root = cholesky(q.scale * (1.0 + 1.0 / q.mean_precision)[..., None, None])
     whitened = solve_triangular(root, columns - q.loc[..., None], lower=True)
-    power = 0.5 * (freedom + dim)[..., None] * jnp.log1p(jnp.sum(jnp.square(whitened), axis=-2))
-    steps = special.log_gamma_half_step(0.5 * (freedom[..., None] + jnp.arange(dim, dtype=root.dtype)))
+    power = (
+        0.5
+        * (freedom + dim)[..., None]
+        * jnp.log1p(jnp.sum(jnp.square(whitened), axis=-2))
+    )
+    steps = special.log_gamma_half_step(
+        0.5 * (freedom[..., None] + jnp.arange(dim, dtype=root.dtype))
+    )
     constant = jnp.sum(steps, axis=-1) - 0.5 * (dim * jnp.log(jnp.pi) + log_det(root))
     return constant[..., None] - power
 
@@ -286,11 +345,15 @@ def draw(sample: components.Sample, q: NormalWishart) -> components.Parameters:
 
 def coefficients_at(parameters: components.Parameters) -> tuple[Array, Array]:
     """The Gaussian's natural parameters."""
-    constant, weights = quadratic_coefficients(parameters["precision"], parameters["loc"])
+    constant, weights = quadratic_coefficients(
+        parameters["precision"], parameters["loc"]
+    )
     return constant + 0.5 * log_det(cholesky(parameters["precision"])), weights
 
 
-def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> components.Parameters:
+def maximum_likelihood(
+    prior: NormalWishart, counts: Array, sums: Array
+) -> components.Parameters:
     """Weighted means, and inverses of the weighted covariances."""
     _, mean, scatter = moments(counts, sums)
     covariance = scatter / jnp.where(counts > 0, counts, 1.0)[..., None, None]

@@ -30,7 +30,13 @@ import numpy as np
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.components import special
-from numpyro_tempered.mixtures.components.base import RESOLUTION, Component, Hyperparameters, Location, Parameters
+from numpyro_tempered.mixtures.components.base import (
+    RESOLUTION,
+    Component,
+    Hyperparameters,
+    Location,
+    Parameters,
+)
 from numpyro_tempered.mixtures.components.matrices import (
     cholesky,
     inverse_root,
@@ -47,7 +53,9 @@ AT_A_TIME = 2**22
 
 @lru_cache(maxsize=64)
 def with_missing_entries(
-    component: Component, dim: int, view: Callable[[Hyperparameters], Hyperparameters] = lambda q: q
+    component: Component,
+    dim: int,
+    view: Callable[[Hyperparameters], Hyperparameters] = lambda q: q,
 ) -> Component:
     """The form of a Gaussian component for missing entries.
 
@@ -62,7 +70,9 @@ def with_missing_entries(
     located: Any = component.location
     places = places_of(dim)
 
-    def complete_sums(prior: Hyperparameters, sums: Array, spread: bool) -> tuple[Array, Array]:
+    def complete_sums(
+        prior: Hyperparameters, sums: Array, spread: bool
+    ) -> tuple[Array, Array]:
         return filled(sums, dim, prior if spread else None)
 
     def join(coefficients: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -78,14 +88,22 @@ def with_missing_entries(
             return jnp.where(jnp.all(jnp.isnan(deviations), axis=-2), 0.0, values)
 
         values = in_pieces(of_rows, dim, deviations)
-        return jnp.reshape(jnp.moveaxis(values, 0, -2), (*values.shape[1:-1], -1))[..., : deviations.shape[-1]]
+        return jnp.reshape(jnp.moveaxis(values, 0, -2), (*values.shape[1:-1], -1))[
+            ..., : deviations.shape[-1]
+        ]
 
     def sums_of_pairs(omega: Array, deviations: Array) -> Array:
         observed = ~jnp.isnan(deviations)
-        both = jnp.concatenate([jnp.where(observed, deviations, 0.0), observed.astype(deviations.dtype)], axis=-2)
+        both = jnp.concatenate(
+            [jnp.where(observed, deviations, 0.0), observed.astype(deviations.dtype)],
+            axis=-2,
+        )
         # Behind the sums of the entries.
         pairs = located.sums(omega, both)[..., 2 * dim :]
-        return jnp.concatenate([pairs, jnp.sum(counted(omega, deviations), axis=-1, keepdims=True)], axis=-1)
+        return jnp.concatenate(
+            [pairs, jnp.sum(counted(omega, deviations), axis=-1, keepdims=True)],
+            axis=-1,
+        )
 
     def completed(weights: Array, omega: Array, deviations: Array) -> Array:
         def of_rows(omega: Array, deviations: Array) -> Array:
@@ -98,7 +116,9 @@ def with_missing_entries(
             spread = jnp.sum(omega[..., None, None, :] * covariance, axis=-1)[..., i, j]
             sums = located.sums(omega, complete)
             total, products = sums[..., :dim], sums[..., dim:] + spread
-            return sums_in_pairs(jnp.sum(omega, axis=-1), total, symmetric(products, dim))
+            return sums_in_pairs(
+                jnp.sum(omega, axis=-1), total, symmetric(products, dim)
+            )
 
         return jnp.sum(in_pieces(of_rows, dim, omega, deviations), axis=0)
 
@@ -106,18 +126,26 @@ def with_missing_entries(
     expected: Any = component.coefficients
     at: Any = component.coefficients_at
 
-    def maximum_likelihood(prior: Hyperparameters, counts: Array, sums: Array) -> Parameters:
+    def maximum_likelihood(
+        prior: Hyperparameters, counts: Array, sums: Array
+    ) -> Parameters:
         count, complete = complete_sums(prior, sums, False)
         return where_resolved(best(prior, count, complete), count, complete, dim)
 
     return component._replace(
         statistics=statistics,
         log_base=lambda columns: (
-            -0.5 * special.LOG_TWO_PI * jnp.sum(~jnp.isnan(columns), 0).astype(columns.dtype)
+            -0.5
+            * special.LOG_TWO_PI
+            * jnp.sum(~jnp.isnan(columns), 0).astype(columns.dtype)
         ),
-        update=lambda prior, counts, sums: component.update(prior, *complete_sums(prior, sums, True)),
+        update=lambda prior, counts, sums: component.update(
+            prior, *complete_sums(prior, sums, True)
+        ),
         coefficients=lambda q: join(expected(q)),
-        log_evidence=lambda prior, counts, sums: component.log_evidence(prior, *complete_sums(prior, sums, True)),
+        log_evidence=lambda prior, counts, sums: component.log_evidence(
+            prior, *complete_sums(prior, sums, True)
+        ),
         log_predictive=lambda q, columns: log_predictive(view(q), columns),
         coefficients_at=lambda parameters: join(at(parameters)),
         maximum_likelihood=maximum_likelihood,
@@ -143,16 +171,26 @@ def places_of(dim: int) -> np.ndarray:
 def statistics(columns: Array) -> Array:
     """Products of all pairs of the entries, 0 where missing, and of whether they are observed; and if any is."""
     observed = ~jnp.isnan(columns)
-    both = jnp.concatenate([jnp.where(observed, columns, 0.0), observed.astype(columns.dtype)])
+    both = jnp.concatenate(
+        [jnp.where(observed, columns, 0.0), observed.astype(columns.dtype)]
+    )
     i, j = np.triu_indices(len(both))
-    return jnp.concatenate([both[i] * both[j], jnp.any(observed, axis=0)[None].astype(columns.dtype)])
+    return jnp.concatenate(
+        [both[i] * both[j], jnp.any(observed, axis=0)[None].astype(columns.dtype)]
+    )
 
 
 def weights_in_pairs(constant: Array, weights: Array, dim: int) -> tuple[Array, Array]:
     """Coefficients of :func:`statistics`; the constant multiplies whether any entry is observed."""
     size = dim * (2 * dim + 1)
-    coefficients = jnp.zeros((*weights.shape[:-1], size), weights.dtype).at[..., places_of(dim)].set(weights)
-    return jnp.zeros_like(constant), jnp.concatenate([coefficients, constant[..., None]], axis=-1)
+    coefficients = (
+        jnp.zeros((*weights.shape[:-1], size), weights.dtype)
+        .at[..., places_of(dim)]
+        .set(weights)
+    )
+    return jnp.zeros_like(constant), jnp.concatenate(
+        [coefficients, constant[..., None]], axis=-1
+    )
 
 
 def sums_in_pairs(count: Array, total: Array, products: Array) -> Array:
@@ -174,9 +212,17 @@ def filled(sums: Array, dim: int, prior: Hyperparameters | None) -> tuple[Array,
     Completed sums stay as they are.
     """
     both = symmetric(sums[..., :-1], 2 * dim)
-    products, by_entry, number = both[..., :dim, :dim], both[..., :dim, dim:], both[..., dim:, dim:]
+    products, by_entry, number = (
+        both[..., :dim, :dim],
+        both[..., :dim, dim:],
+        both[..., dim:, dim:],
+    )
     count, i = sums[..., -1], np.arange(dim)
-    total, observed, squares = by_entry[..., i, i], number[..., i, i], products[..., i, i]
+    total, observed, squares = (
+        by_entry[..., i, i],
+        number[..., i, i],
+        products[..., i, i],
+    )
     if prior is None:
         safe = jnp.where(observed > 0, observed, 1.0)
         mean = total / safe
@@ -185,20 +231,32 @@ def filled(sums: Array, dim: int, prior: Hyperparameters | None) -> tuple[Array,
         kappa, df = prior.mean_precision[..., None], prior.df[..., None]
         mean = (kappa * prior.loc + total) / (kappa + observed)
         scatter = squares - 2.0 * mean * total + observed * jnp.square(mean)
-        variance = (prior.scale[..., i, i] + jnp.maximum(scatter, 0.0)) / (df + observed)
+        variance = (prior.scale[..., i, i] + jnp.maximum(scatter, 0.0)) / (
+            df + observed
+        )
     missing = count[..., None] - observed
     # Of pairs of which the first is observed and the second is missing, and of pairs of which both are missing.
     first_alone = (total[..., None] - by_entry) * mean[..., None, :]
-    both_missing = count[..., None, None] - observed[..., None] - observed[..., None, :] + number
+    both_missing = (
+        count[..., None, None] - observed[..., None] - observed[..., None, :] + number
+    )
     spread = (missing * variance)[..., None] * jnp.eye(dim, dtype=sums.dtype)
     products = (
-        products + first_alone + jnp.swapaxes(first_alone, -1, -2) + both_missing * outer_product(mean) + spread
+        products
+        + first_alone
+        + jnp.swapaxes(first_alone, -1, -2)
+        + both_missing * outer_product(mean)
+        + spread
     )
     rows, columns = np.triu_indices(dim)
-    return count, jnp.concatenate([total + missing * mean, products[..., rows, columns]], axis=-1)
+    return count, jnp.concatenate(
+        [total + missing * mean, products[..., rows, columns]], axis=-1
+    )
 
 
-def where_resolved(parameters: Parameters, counts: Array, sums: Array, dim: int) -> Parameters:
+def where_resolved(
+    parameters: Parameters, counts: Array, sums: Array, dim: int
+) -> Parameters:
     """The parameters, NaN for components in which others determine a column up to rounding.
 
     With missing entries a component closes in on a plane over many passes, until its log density is rounding. A
@@ -206,14 +264,20 @@ def where_resolved(parameters: Parameters, counts: Array, sums: Array, dim: int)
     """
     number = jnp.where(counts > 0, counts, 1.0)[..., None]
     i, j = np.triu_indices(dim)
-    variance = sums[..., dim:][..., i == j] / number - jnp.square(sums[..., :dim] / number)
+    variance = sums[..., dim:][..., i == j] / number - jnp.square(
+        sums[..., :dim] / number
+    )
     entries = np.arange(dim)
-    inflation = jnp.max(variance * parameters["precision"][..., entries, entries], axis=-1)
+    inflation = jnp.max(
+        variance * parameters["precision"][..., entries, entries], axis=-1
+    )
     resolved = jnp.finfo(sums.dtype).eps * inflation <= RESOLUTION
 
     def keep(leaf: Array) -> Array:
         return jnp.where(
-            jnp.reshape(resolved, resolved.shape + (1,) * (leaf.ndim - resolved.ndim)), leaf, jnp.nan
+            jnp.reshape(resolved, resolved.shape + (1,) * (leaf.ndim - resolved.ndim)),
+            leaf,
+            jnp.nan,
         )
 
     return jax.tree.map(keep, parameters)
@@ -236,10 +300,14 @@ def complete_by(weights: Array, deviations: Array) -> tuple[Array, Array, Array]
     precision = symmetric(factors * weights[..., dim:], dim)
     missing = jnp.isnan(deviations)
     observed = jnp.where(missing, 0.0, deviations)
-    slope = weights[..., :dim, None] - jnp.einsum("...ij,...jn->...in", precision, observed, precision="highest")
+    slope = weights[..., :dim, None] - jnp.einsum(
+        "...ij,...jn->...in", precision, observed, precision="highest"
+    )
     inverse = inverse_by_sweeps if dim <= MANY_COLUMNS else inverse_by_roots
     covariance, log_dets = inverse(precision, missing)
-    mean = jnp.sum(covariance * jnp.where(missing, slope, 0.0)[..., None, :, :], axis=-2)
+    mean = jnp.sum(
+        covariance * jnp.where(missing, slope, 0.0)[..., None, :, :], axis=-2
+    )
     return observed + mean, covariance, log_dets
 
 
@@ -263,17 +331,25 @@ def inverse_by_sweeps(matrix: Array, subset: Array) -> tuple[Array, Array]:
         scaled = row / pivot[..., None, :]
         reduced = table - row[..., None, :] * scaled[..., None, :, :]
         border = jnp.where(is_k[:, None], -1.0 / pivot[..., None, :], scaled)
-        border = jnp.where(is_k[:, None, None], border[..., None, :, :], border[..., None, :])
+        border = jnp.where(
+            is_k[:, None, None], border[..., None, :, :], border[..., None, :]
+        )
         is_border = (is_k[:, None] | is_k)[..., None] & active[..., None, None, :]
         table = jnp.where(is_border, border, reduced)
-    return jnp.where(subset[..., None, :] & subset[..., None, :, :], -table, 0.0), log_dets
+    return jnp.where(
+        subset[..., None, :] & subset[..., None, :, :], -table, 0.0
+    ), log_dets
 
 
 def inverse_by_roots(matrix: Array, subset: Array) -> tuple[Array, Array]:
     """The same as :func:`inverse_by_sweeps`, by a Cholesky factor for each subset."""
     rows = jnp.swapaxes(subset, -1, -2)
     both = rows[..., None] & rows[..., None, :]
-    root = cholesky(jnp.where(both, matrix[..., None, :, :], jnp.eye(matrix.shape[-1], dtype=matrix.dtype)))
+    root = cholesky(
+        jnp.where(
+            both, matrix[..., None, :, :], jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+        )
+    )
     inverse = jnp.where(both, inverse_root(root), 0.0)
     covariance = jnp.einsum("...ki,...kj->...ij", inverse, inverse, precision="highest")
     return jnp.moveaxis(covariance, -3, -1), log_det(root)
@@ -291,7 +367,9 @@ def in_pieces(function: Callable[..., Array], dim: int, *arrays: Array) -> Array
 
     def split(array: Array) -> Array:
         padded = jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, number * size - n)])
-        return jnp.moveaxis(jnp.reshape(padded, (*array.shape[:-1], number, size)), -2, 0)
+        return jnp.moveaxis(
+            jnp.reshape(padded, (*array.shape[:-1], number, size)), -2, 0
+        )
 
     return jax.lax.map(lambda piece: function(*piece), tuple(map(split, arrays)))
 
@@ -301,20 +379,38 @@ def log_predictive(q: Hyperparameters, columns: Array) -> Array:
     dim = q.loc.shape[-1]
     freedom = q.df - dim + 1.0
     scale = q.scale * (1.0 + 1.0 / q.mean_precision)[..., None, None]
-    steps = special.log_gamma_half_step(0.5 * (freedom[..., None] + jnp.arange(dim, dtype=scale.dtype)))
+    steps = special.log_gamma_half_step(
+        0.5 * (freedom[..., None] + jnp.arange(dim, dtype=scale.dtype))
+    )
     constants = jnp.cumsum(steps - 0.5 * jnp.log(jnp.pi), axis=-1)
-    constants = jnp.concatenate([jnp.zeros_like(constants[..., :1]), constants], axis=-1)
+    constants = jnp.concatenate(
+        [jnp.zeros_like(constants[..., :1]), constants], axis=-1
+    )
 
     def of_rows(deviations: Array) -> Array:
         observed = ~jnp.isnan(deviations)
         rows = jnp.swapaxes(observed, -1, -2)
         both = rows[..., None] & rows[..., None, :]
-        root = cholesky(jnp.where(both, scale[..., None, :, :], jnp.eye(dim, dtype=scale.dtype)))
+        root = cholesky(
+            jnp.where(both, scale[..., None, :, :], jnp.eye(dim, dtype=scale.dtype))
+        )
         entries = jnp.swapaxes(jnp.where(observed, deviations, 0.0), -1, -2)
-        whitened = jnp.einsum("...ij,...j->...i", inverse_root(root), entries, precision="highest")
+        whitened = jnp.einsum(
+            "...ij,...j->...i", inverse_root(root), entries, precision="highest"
+        )
         number = jnp.sum(rows, axis=-1)
-        power = 0.5 * (freedom[..., None] + number) * jnp.log1p(jnp.sum(jnp.square(whitened), axis=-1))
-        return jnp.take_along_axis(constants, number, axis=-1) - 0.5 * log_det(root) - power
+        power = (
+            0.5
+            * (freedom[..., None] + number)
+            * jnp.log1p(jnp.sum(jnp.square(whitened), axis=-1))
+        )
+        return (
+            jnp.take_along_axis(constants, number, axis=-1)
+            - 0.5 * log_det(root)
+            - power
+        )
 
     values = in_pieces(of_rows, dim, columns - q.loc[..., None])
-    return jnp.reshape(jnp.moveaxis(values, 0, -2), (*values.shape[1:-1], -1))[..., : columns.shape[-1]]
+    return jnp.reshape(jnp.moveaxis(values, 0, -2), (*values.shape[1:-1], -1))[
+        ..., : columns.shape[-1]
+    ]

@@ -6,9 +6,16 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, per_column
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Parameters,
+    Sample,
+    per_column,
+)
 from numpyro_tempered.mixtures.components.columnwise import Arrays, columnwise
-from numpyro_tempered.mixtures.components.diagonal_gaussian import COLUMN as DIAGONAL_GAUSSIAN
+from numpyro_tempered.mixtures.components.diagonal_gaussian import (
+    COLUMN as DIAGONAL_GAUSSIAN,
+)
 from numpyro_tempered.mixtures.components.special import LOG_TWO_PI
 
 
@@ -21,7 +28,11 @@ class NormalMean(NamedTuple):
 
 
 def known_variance(
-    dim: int, *, prior_loc: ArrayLike = 0.0, prior_scale: ArrayLike = 1.0, scale: ArrayLike = 1.0
+    dim: int,
+    *,
+    prior_loc: ArrayLike = 0.0,
+    prior_scale: ArrayLike = 1.0,
+    scale: ArrayLike = 1.0,
 ) -> Component:
     r"""Components N(theta, diag(scale²)) with theta ~ N(prior_loc, diag(prior_scale²)).
 
@@ -56,16 +67,23 @@ def known_variance(
 
 def update(prior: NormalMean, count: Array, sums: Arrays) -> NormalMean:
     """The normal posterior of the mean."""
-    precision0, data_precision = 1.0 / jnp.square(prior.scale), 1.0 / jnp.square(prior.noise)
+    precision0, data_precision = (
+        1.0 / jnp.square(prior.scale),
+        1.0 / jnp.square(prior.noise),
+    )
     precision = precision0 + count * data_precision
     loc = (precision0 * prior.loc + data_precision * sums[0]) / precision
-    return NormalMean(loc, 1.0 / jnp.sqrt(precision), jnp.broadcast_to(prior.noise, loc.shape))
+    return NormalMean(
+        loc, 1.0 / jnp.sqrt(precision), jnp.broadcast_to(prior.noise, loc.shape)
+    )
 
 
 def coefficients(q: NormalMean) -> tuple[Array, Arrays]:
     """E log density, as a quadratic form of x."""
     precision = 1.0 / jnp.square(q.noise)
-    constant = precision * (jnp.square(q.loc) + jnp.square(q.scale)) + jnp.log(jnp.square(q.noise))
+    constant = precision * (jnp.square(q.loc) + jnp.square(q.scale)) + jnp.log(
+        jnp.square(q.noise)
+    )
     return -0.5 * constant, (precision * q.loc, -0.5 * precision)
 
 
@@ -100,7 +118,10 @@ def draw(sample: Sample, q: NormalMean) -> Parameters:
 def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
     """The Gaussian's natural parameters."""
     loc, precision = parameters["loc"], 1.0 / jnp.square(parameters["scale"])
-    return -0.5 * (precision * jnp.square(loc) - jnp.log(precision)), (precision * loc, -0.5 * precision)
+    return -0.5 * (precision * jnp.square(loc) - jnp.log(precision)), (
+        precision * loc,
+        -0.5 * precision,
+    )
 
 
 def maximum_likelihood(prior: NormalMean, count: Array, sums: Arrays) -> Parameters:

@@ -25,7 +25,11 @@ def outer_product(vector: Array) -> Array:
 def cholesky(matrix: Array) -> Array:
     """The lower Cholesky factor."""
     # A call of LAPACK for one number takes longer than the pass over a thousand rows.
-    return jnp.sqrt(matrix) if matrix.shape[-1] == 1 else jnp.linalg.cholesky(matrix, symmetrize_input=False)
+    return (
+        jnp.sqrt(matrix)
+        if matrix.shape[-1] == 1
+        else jnp.linalg.cholesky(matrix, symmetrize_input=False)
+    )
 
 
 def inverse_root(root: Array) -> Array:

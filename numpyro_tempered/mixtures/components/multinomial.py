@@ -27,7 +27,9 @@ class DirichletProbabilities(NamedTuple):
     concentration: Array
 
 
-def multinomial(dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 1) -> components.Component:
+def multinomial(
+    dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 1
+) -> components.Component:
     """Components of rows of counts, multinomial given each row's total.
 
     Args:
@@ -52,7 +54,9 @@ def multinomial(dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 
     """
     name = "multinomial"
     total_count = check_count(total_count, f"{name}: total_count")
-    prior = DirichletProbabilities(components.per_column(concentration, dim, name, "concentration"))
+    prior = DirichletProbabilities(
+        components.per_column(concentration, dim, name, "concentration")
+    )
     return _multinomial(dim, total_count)._replace(prior=prior)
 
 
@@ -61,16 +65,24 @@ def _multinomial(dim: int, total_count: int) -> components.Component:
     return components.Component(
         name="multinomial",
         prior=None,
-        check=lambda x: components.floating_rows(x, "multinomial", dim, is_count, "a count"),
+        check=lambda x: components.floating_rows(
+            x, "multinomial", dim, is_count, "a count"
+        ),
         statistics=lambda columns: columns,
         log_base=log_base,
-        update=lambda prior, counts, sums: DirichletProbabilities(prior.concentration + sums),
+        update=lambda prior, counts, sums: DirichletProbabilities(
+            prior.concentration + sums
+        ),
         coefficients=coefficients,
         kl=lambda q, p: jnp.sum(dirichlet_kl(q.concentration, p.concentration)),
         log_evidence=log_evidence,
         log_predictive=log_predictive,
-        draw=lambda sample, q: {"probs": sample("probs", dist.Dirichlet(q.concentration))},
-        distribution=lambda parameters: CountsGivenTotal(parameters["probs"], total_count),
+        draw=lambda sample, q: {
+            "probs": sample("probs", dist.Dirichlet(q.concentration))
+        },
+        distribution=lambda parameters: CountsGivenTotal(
+            parameters["probs"], total_count
+        ),
         coefficients_at=coefficients_at,
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * (dim - 1),
@@ -80,25 +92,33 @@ def _multinomial(dim: int, total_count: int) -> components.Component:
 
 def log_base(columns: Array) -> Array:
     """The log of the multinomial coefficient."""
-    return gammaln(jnp.sum(columns, axis=0) + 1.0) - jnp.sum(gammaln(columns + 1.0), axis=0)
+    return gammaln(jnp.sum(columns, axis=0) + 1.0) - jnp.sum(
+        gammaln(columns + 1.0), axis=0
+    )
 
 
 def coefficients(q: DirichletProbabilities) -> tuple[Array, Array]:
     """E log probabilities."""
-    weights = digamma(q.concentration) - digamma(jnp.sum(q.concentration, axis=-1, keepdims=True))
+    weights = digamma(q.concentration) - digamma(
+        jnp.sum(q.concentration, axis=-1, keepdims=True)
+    )
     return jnp.zeros_like(weights[..., 0]), weights
 
 
 def log_evidence(prior: DirichletProbabilities, counts: Array, sums: Array) -> Array:
     """The log ratio of the normalisers."""
-    ratio = dirichlet_log_normaliser(prior.concentration + sums) - dirichlet_log_normaliser(prior.concentration)
+    ratio = dirichlet_log_normaliser(
+        prior.concentration + sums
+    ) - dirichlet_log_normaliser(prior.concentration)
     return jnp.sum(ratio)
 
 
 def log_predictive(q: DirichletProbabilities, columns: Array) -> Array:
     """Dirichlet-multinomial."""
     parts = jnp.sum(log_choose(q.concentration[..., None], columns), axis=-2)
-    return parts - log_choose(jnp.sum(q.concentration, axis=-1)[..., None], jnp.sum(columns, axis=0))
+    return parts - log_choose(
+        jnp.sum(q.concentration, axis=-1)[..., None], jnp.sum(columns, axis=0)
+    )
 
 
 def coefficients_at(parameters: components.Parameters) -> tuple[Array, Array]:
@@ -107,10 +127,16 @@ def coefficients_at(parameters: components.Parameters) -> tuple[Array, Array]:
     return jnp.zeros_like(log_probs[..., 0]), log_probs
 
 
-def maximum_likelihood(prior: DirichletProbabilities, counts: Array, sums: Array) -> components.Parameters:
+def maximum_likelihood(
+    prior: DirichletProbabilities, counts: Array, sums: Array
+) -> components.Parameters:
     """Weighted shares; equal ones where nothing was counted."""
     total = jnp.sum(sums, axis=-1, keepdims=True)
-    return {"probs": jnp.where(total > 0, sums / jnp.where(total > 0, total, 1.0), 1.0 / sums.shape[-1])}
+    return {
+        "probs": jnp.where(
+            total > 0, sums / jnp.where(total > 0, total, 1.0), 1.0 / sums.shape[-1]
+        )
+    }
 
 
 def coordinates(rows: Array) -> Array:
@@ -138,11 +164,15 @@ class CountsGivenTotal(dist.Distribution):
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Rows of ``total_count``."""
-        fixed = dist.MultinomialProbs(self.probs, self.total_count, total_count_max=self.total_count)
+        fixed = dist.MultinomialProbs(
+            self.probs, self.total_count, total_count_max=self.total_count
+        )
         return fixed.sample(key, sample_shape)
 
     def log_prob(self, value: Array) -> Array:
         """The log mass of rows, given their totals."""
         value = jnp.asarray(value, self.probs.dtype)
-        coefficient = gammaln(jnp.sum(value, axis=-1) + 1.0) - jnp.sum(gammaln(value + 1.0), axis=-1)
+        coefficient = gammaln(jnp.sum(value, axis=-1) + 1.0) - jnp.sum(
+            gammaln(value + 1.0), axis=-1
+        )
         return coefficient + jnp.sum(xlogy(value, self.probs), axis=-1)

@@ -6,8 +6,18 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, per_column
-from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise, evidence_by
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Parameters,
+    Sample,
+    per_column,
+)
+from numpyro_tempered.mixtures.components.columnwise import (
+    Arrays,
+    Column,
+    columnwise,
+    evidence_by,
+)
 from numpyro_tempered.mixtures.components.special import (
     digamma,
     gamma_kl,
@@ -24,7 +34,9 @@ class GammaRate(NamedTuple):
     rate: Array
 
 
-def poisson(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1.0) -> Component:
+def poisson(
+    dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1.0
+) -> Component:
     """Components of d independent columns of counts, Poisson with rates ~ Gamma(concentration, rate).
 
     Args:
@@ -51,13 +63,18 @@ def poisson(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1.0) 
     return columnwise(name, gamma_prior(name, dim, concentration, rate), COLUMN)
 
 
-def gamma_prior(name: str, dim: int, concentration: ArrayLike, rate: ArrayLike) -> GammaRate:
+def gamma_prior(
+    name: str, dim: int, concentration: ArrayLike, rate: ArrayLike
+) -> GammaRate:
     """The prior from its arguments.
 
     Raises:
         ValueError: If a hyperparameter is not positive.
     """
-    return GammaRate(per_column(concentration, dim, name, "concentration"), per_column(rate, dim, name, "rate"))
+    return GammaRate(
+        per_column(concentration, dim, name, "concentration"),
+        per_column(rate, dim, name, "rate"),
+    )
 
 
 def is_count(values: Array) -> Array:

@@ -16,7 +16,12 @@ from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import derived
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters, Sample
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    Parameters,
+    Sample,
+)
 
 
 class Part(NamedTuple):
@@ -32,7 +37,9 @@ class Part(NamedTuple):
         return np.asarray(self.columns, np.int32)
 
 
-def product(parts: Mapping[str, Component], columns: Mapping[str, int | Sequence[int]]) -> Component:
+def product(
+    parts: Mapping[str, Component], columns: Mapping[str, int | Sequence[int]]
+) -> Component:
     """Components whose columns fall into parts that are independent given the component.
 
     Args:
@@ -59,11 +66,18 @@ def product(parts: Mapping[str, Component], columns: Mapping[str, int | Sequence
     for name, part in parts.items():
         components.check_is_component(part, f"product: part {name!r}")
         if part.coefficients_at is None:
-            raise ValueError(f"product: part {name!r} leaves out coefficients_at, which a product needs.")
+            raise ValueError(
+                f"product: part {name!r} leaves out coefficients_at, which a product needs."
+            )
     if not parts or set(parts) != set(columns):
-        raise ValueError(f"product: the parts are {list(parts)}, columns are given for {list(columns)}.")
+        raise ValueError(
+            f"product: the parts are {list(parts)}, columns are given for {list(columns)}."
+        )
     indices = _indices({name: columns[name] for name in parts})
-    structure = tuple(Part(name, part._replace(prior=None), indices[name]) for name, part in parts.items())
+    structure = tuple(
+        Part(name, part._replace(prior=None), indices[name])
+        for name, part in parts.items()
+    )
     prior = {name: part.prior for name, part in parts.items()}
     return _product(structure, False)._replace(prior=prior)
 
@@ -75,16 +89,24 @@ def _indices(columns: dict[str, int | Sequence[int]]) -> dict[str, tuple[int, ..
         ValueError: If a column belongs to no part, or to two.
     """
     if len({isinstance(value, int | np.integer) for value in columns.values()}) > 1:
-        raise ValueError(f"product: columns are all numbers or all indices, got {columns}.")
+        raise ValueError(
+            f"product: columns are all numbers or all indices, got {columns}."
+        )
     indices: dict[str, tuple[int, ...]] = {}
     start = 0
     for part, value in columns.items():
-        values = range(start, start + value) if isinstance(value, int | np.integer) else value
+        values = (
+            range(start, start + value)
+            if isinstance(value, int | np.integer)
+            else value
+        )
         indices[part] = tuple(int(i) for i in values)
         start += len(indices[part])
     positions = sorted(i for value in indices.values() for i in value)
     if positions != list(range(len(positions))) or not all(indices.values()):
-        raise ValueError(f"product: each of the columns 0 ... d-1 must belong to one part, got {columns}.")
+        raise ValueError(
+            f"product: each of the columns 0 ... d-1 must belong to one part, got {columns}."
+        )
     return indices
 
 
@@ -108,28 +130,49 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
 
     def update(prior: Hyperparameters, counts: Array, sums: Array) -> Hyperparameters:
         pieces = split(sums)
-        return {part.name: part.component.update(prior[part.name], counts, pieces[part.name]) for part in parts}
+        return {
+            part.name: part.component.update(
+                prior[part.name], counts, pieces[part.name]
+            )
+            for part in parts
+        }
 
     def log_evidence(prior: Hyperparameters, counts: Array, sums: Array) -> Array:
         pieces = split(sums)
-        return total(lambda part: part.component.log_evidence(prior[part.name], counts, pieces[part.name]))
+        return total(
+            lambda part: part.component.log_evidence(
+                prior[part.name], counts, pieces[part.name]
+            )
+        )
 
     def draw(sample: Sample, q: Hyperparameters) -> Parameters:
-        parameters = {part.name: part.component.draw(_within(part, sample), q[part.name]) for part in parts}
+        parameters = {
+            part.name: part.component.draw(_within(part, sample), q[part.name])
+            for part in parts
+        }
         return _with_names(parameters)
 
     def distribution(parameters: Parameters) -> ColumnsOf:
-        fns = [part.component.distribution(_parameters_of(parameters, part, parts)) for part in parts]
+        fns = [
+            part.component.distribution(_parameters_of(parameters, part, parts))
+            for part in parts
+        ]
         return ColumnsOf(fns, tuple(part.columns for part in parts))
 
-    def maximum_likelihood(prior: Hyperparameters, counts: Array, sums: Array) -> Parameters:
+    def maximum_likelihood(
+        prior: Hyperparameters, counts: Array, sums: Array
+    ) -> Parameters:
         parameters = {}
         for part, piece in zip(parts, split(sums).values(), strict=True):
-            parameters[part.name] = part.component.maximum_likelihood(prior[part.name], counts, piece)  # type: ignore[misc]
+            parameters[part.name] = part.component.maximum_likelihood(
+                prior[part.name], counts, piece
+            )  # type: ignore[misc]
         return _with_names(parameters)
 
     def coefficients_at(parameters: Parameters) -> tuple[Array, Array]:
-        of_parts = ((part.component, _parameters_of(parameters, part, parts)) for part in parts)
+        of_parts = (
+            (part.component, _parameters_of(parameters, part, parts)) for part in parts
+        )
         return join(family.coefficients_at(values) for family, values in of_parts)  # type: ignore[misc]
 
     def num_parameters(num_components: int) -> int:
@@ -137,7 +180,11 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
 
     located = tuple(part for part in parts if part.component.location is not None)
 
-    located_columns = np.concatenate([part.column_index for part in located]) if located else np.zeros(0, int)
+    located_columns = (
+        np.concatenate([part.column_index for part in located])
+        if located
+        else np.zeros(0, int)
+    )
 
     def location_of(q: Hyperparameters) -> Array:
         pieces = [part.component.location.of(q[part.name]) for part in located]  # type: ignore[union-attr]
@@ -148,45 +195,81 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
 
     def linear(weights: Array, deviations: Array) -> Array:
         pieces = split(weights)
-        return total(lambda part: _linear(part, pieces[part.name], deviations[:, part.column_index]))
+        return total(
+            lambda part: _linear(
+                part, pieces[part.name], deviations[:, part.column_index]
+            )
+        )
 
     def sums(omega: Array, deviations: Array) -> Array:
-        return jnp.concatenate([_sums(part, omega, deviations[:, part.column_index]) for part in parts], axis=-1)
+        return jnp.concatenate(
+            [_sums(part, omega, deviations[:, part.column_index]) for part in parts],
+            axis=-1,
+        )
 
     def completed(weights: Array, omega: Array, deviations: Array) -> Array:
         pieces = split(weights)
-        sums = (_completed(part, pieces[part.name], omega, deviations[:, part.column_index]) for part in parts)
+        sums = (
+            _completed(part, pieces[part.name], omega, deviations[:, part.column_index])
+            for part in parts
+        )
         return jnp.concatenate(list(sums), axis=-1)
 
     # Of each column in the pieces; columns without a location come last, where 0 is.
-    others = np.setdiff1d(np.arange(sum(len(part.columns) for part in parts)), located_columns)
+    others = np.setdiff1d(
+        np.arange(sum(len(part.columns) for part in parts)), located_columns
+    )
     places = np.argsort(np.concatenate([located_columns, others])).astype(np.int32)
     movable = tuple(sorted(column for part in located for column in _movable(part)))
     completing = completed if any(map(_completes, parts)) else None
-    columns = None if len(movable) == sum(len(part.columns) for part in parts) else movable
+    columns = (
+        None if len(movable) == sum(len(part.columns) for part in parts) else movable
+    )
     return Component(
         name="product",
         prior=None,
         check=lambda x: _check(parts, x),
-        statistics=lambda x: jnp.concatenate([part.component.statistics(x[part.column_index]) for part in parts]),
-        log_base=lambda x: total(lambda part: part.component.log_base(x[part.column_index])),
+        statistics=lambda x: jnp.concatenate(
+            [part.component.statistics(x[part.column_index]) for part in parts]
+        ),
+        log_base=lambda x: total(
+            lambda part: part.component.log_base(x[part.column_index])
+        ),
         update=update,
-        coefficients=lambda q: join(derived.coefficients(part.component, q[part.name]) for part in parts),
-        kl=lambda q, p: total(lambda part: derived.kl(part.component, q[part.name], p[part.name])),
+        coefficients=lambda q: join(
+            derived.coefficients(part.component, q[part.name]) for part in parts
+        ),
+        kl=lambda q, p: total(
+            lambda part: derived.kl(part.component, q[part.name], p[part.name])
+        ),
         log_evidence=log_evidence,
         log_predictive=lambda q, x: total(
-            lambda part: derived.log_predictive(part.component, q[part.name], x[part.column_index])
+            lambda part: derived.log_predictive(
+                part.component, q[part.name], x[part.column_index]
+            )
         ),
         draw=draw,
         distribution=distribution,
         coefficients_at=coefficients_at,
-        maximum_likelihood=maximum_likelihood if all(family.maximum_likelihood for family in families) else None,
-        num_parameters=num_parameters if all(family.num_parameters for family in families) else None,
+        maximum_likelihood=maximum_likelihood
+        if all(family.maximum_likelihood for family in families)
+        else None,
+        num_parameters=num_parameters
+        if all(family.num_parameters for family in families)
+        else None,
         coordinates=lambda rows: jnp.concatenate(
-            [derived.coordinates(part.component, rows[:, part.column_index]) for part in parts], axis=1
+            [
+                derived.coordinates(part.component, rows[:, part.column_index])
+                for part in parts
+            ],
+            axis=1,
         ),
-        location=components.Location(location_of, linear, sums, columns, completing) if located else None,
-        with_missing=(lambda: _product(structure, True)) if any(f.with_missing for f in families) else None,
+        location=components.Location(location_of, linear, sums, columns, completing)
+        if located
+        else None,
+        with_missing=(lambda: _product(structure, True))
+        if any(f.with_missing for f in families)
+        else None,
     )
 
 
@@ -210,7 +293,10 @@ def _sums(part: Part, omega: Array, deviations: Array) -> Array:
 
 
 def _completes(part: Part) -> bool:
-    return part.component.location is not None and part.component.location.completed is not None
+    return (
+        part.component.location is not None
+        and part.component.location.completed is not None
+    )
 
 
 def _completed(part: Part, weights: Array, omega: Array, deviations: Array) -> Array:
@@ -231,7 +317,9 @@ def _check(parts: tuple[Part, ...], x: ArrayLike) -> Array:
     Raises:
         ValueError: If columns are not data of their part; the part is named.
     """
-    rows = components.floating_rows(x, "product", sum(len(part.columns) for part in parts))
+    rows = components.floating_rows(
+        x, "product", sum(len(part.columns) for part in parts)
+    )
     pieces = []
     for part in parts:
         try:
@@ -252,10 +340,16 @@ def _within(part: Part, sample: Sample) -> Sample:
 
 def _with_names(parameters: dict[str, Parameters]) -> Parameters:
     """Parameters of all parts, by the name of the part and their own."""
-    return {f"{part}_{name}": value for part, values in parameters.items() for name, value in values.items()}
+    return {
+        f"{part}_{name}": value
+        for part, values in parameters.items()
+        for name, value in values.items()
+    }
 
 
-def _parameters_of(parameters: Parameters, part: Part, parts: tuple[Part, ...]) -> Parameters:
+def _parameters_of(
+    parameters: Parameters, part: Part, parts: tuple[Part, ...]
+) -> Parameters:
     """The parameters of a part, by the names that its component gives them."""
     prefix = f"{part.name}_"
     # The name of one part may begin with that of another.
@@ -286,17 +380,25 @@ class ColumnsOf(dist.Distribution):
     pytree_data_fields = ("parts",)
     pytree_aux_fields = ("columns",)
 
-    def __init__(self, parts: Sequence[dist.Distribution], columns: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(
+        self, parts: Sequence[dist.Distribution], columns: tuple[tuple[int, ...], ...]
+    ) -> None:
         self.parts, self.columns = tuple(parts), columns
         super().__init__(parts[0].batch_shape, (sum(map(len, columns)),))
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Rows, codes and counts as floating numbers."""
         keys = jax.random.split(key, len(self.parts))
-        values = [fn.sample(k, sample_shape) for fn, k in zip(self.parts, keys, strict=True)]
+        values = [
+            fn.sample(k, sample_shape) for fn, k in zip(self.parts, keys, strict=True)
+        ]
         dtype = jnp.zeros(()).dtype
-        order = np.argsort(np.concatenate([np.asarray(where) for where in self.columns]))
-        return jnp.concatenate([each.astype(dtype) for each in values], axis=-1)[..., order]
+        order = np.argsort(
+            np.concatenate([np.asarray(where) for where in self.columns])
+        )
+        return jnp.concatenate([each.astype(dtype) for each in values], axis=-1)[
+            ..., order
+        ]
 
     def log_prob(self, value: Array) -> Array:
         """The sum over the parts."""

@@ -49,7 +49,9 @@ def scaled_to(
         ([1.0, 20.0], [0.1, 10.0])
     """
     if is_traced(x):
-        raise TypeError("scaled_to reads the data on the host: call it outside of jit and vmap.")
+        raise TypeError(
+            "scaled_to reads the data on the host: call it outside of jit and vmap."
+        )
     check_number(fraction, "fraction", "(0, 1]")
     rows = np.asarray(floating_rows(x, "scaled_to", None), np.float64)
     loc, variance = column_moments(rows, weight_on_host(sample_weight, rows))
@@ -62,7 +64,9 @@ def scaled_to(
     return {"loc": loc, "mean_precision": fraction, "variance": fraction * variance}
 
 
-def column_moments(rows: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def column_moments(
+    rows: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Weighted means and variances of the observed entries of each column; 0 where no two values differ."""
     share = np.where(np.isnan(rows), 0.0, weight[:, None])
     total = share.sum(axis=0)
@@ -73,4 +77,6 @@ def column_moments(rows: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np
     loc = loc + (share * (rows - loc)).sum(axis=0)
     variance = (share * np.square(rows - loc)).sum(axis=0)
     # A constant's mean is rounded, and leaves a variance of that size.
-    return loc, np.where(variance <= np.square(8 * np.finfo(np.float64).eps * np.abs(loc)), 0.0, variance)
+    return loc, np.where(
+        variance <= np.square(8 * np.finfo(np.float64).eps * np.abs(loc)), 0.0, variance
+    )

@@ -33,10 +33,19 @@ def gamma_functions(a: Array) -> tuple[Array, Array]:
     factors = jnp.where(small, a, 1.0)[..., None] + jnp.arange(steps, dtype=a.dtype)
     log_b, r = jnp.log(b), 1.0 / jnp.square(b)
     # Both polynomials side by side, by Horner's rule.
-    series = reduce(lambda total, each: total * r[..., None] + each, SERIES.T[::-1].astype(a.dtype))
+    series = reduce(
+        lambda total, each: total * r[..., None] + each, SERIES.T[::-1].astype(a.dtype)
+    )
     log_factor = jnp.where(small, jnp.log(jnp.prod(factors, axis=-1)), 0.0)
-    log_gamma = (b - 0.5) * log_b - b + 0.5 * LOG_TWO_PI + series[..., 0] / b - log_factor
-    slope = log_b - 0.5 / b - r * series[..., 1] - jnp.where(small, jnp.sum(1.0 / factors, axis=-1), 0.0)
+    log_gamma = (
+        (b - 0.5) * log_b - b + 0.5 * LOG_TWO_PI + series[..., 0] / b - log_factor
+    )
+    slope = (
+        log_b
+        - 0.5 / b
+        - r * series[..., 1]
+        - jnp.where(small, jnp.sum(1.0 / factors, axis=-1), 0.0)
+    )
     return log_gamma, slope
 
 
@@ -58,7 +67,10 @@ def log_gamma_half_step(a: Array) -> Array:
     """
     safe = jnp.where(a > 16.0, a, 16.0)
     r = 1.0 / jnp.square(safe)
-    series = 0.5 * jnp.log(safe) - (1 / 8 - r * (1 / 192 - r * (1 / 640 - r * (17 / 14336)))) / safe
+    series = (
+        0.5 * jnp.log(safe)
+        - (1 / 8 - r * (1 / 192 - r * (1 / 640 - r * (17 / 14336)))) / safe
+    )
     return jnp.where(a > 16.0, series, gammaln(a + 0.5) - gammaln(a))
 
 
@@ -78,7 +90,9 @@ def log_choose(a: Array, x: Array) -> Array:
     total = a + safe
     bulk = a * jnp.log1p(safe / a) + safe * jnp.log1p(a / safe)
     root = 0.5 * (jnp.log(a) - jnp.log(total) - jnp.log(safe) - LOG_TWO_PI)
-    value = bulk + root + stirling_error(total) - stirling_error(a) - stirling_error(safe)
+    value = (
+        bulk + root + stirling_error(total) - stirling_error(a) - stirling_error(safe)
+    )
     return jnp.where(x > 0, value, 0.0)
 
 
@@ -110,9 +124,16 @@ def gamma_log_normaliser(q: Hyperparameters) -> Array:
 def dirichlet_kl(concentration: Array, concentration0: Array) -> Array:
     """KL(Dirichlet(a), Dirichlet(a0)) over the last axis, of the entries that have a positive ``a0``."""
     a = with_total(concentration)
-    slack, slope = (jnp.where(a > 0, each, 0.0) for each in log_gamma_slack(jnp.where(a > 0, a, 1.0)))
+    slack, slope = (
+        jnp.where(a > 0, each, 0.0)
+        for each in log_gamma_slack(jnp.where(a > 0, a, 1.0))
+    )
     expected = slope[..., :-1] - slope[..., -1:]
-    between = jnp.sum(slack[..., :-1], axis=-1) - slack[..., -1] - jnp.sum(concentration0 * expected, axis=-1)
+    between = (
+        jnp.sum(slack[..., :-1], axis=-1)
+        - slack[..., -1]
+        - jnp.sum(concentration0 * expected, axis=-1)
+    )
     return between + dirichlet_log_normaliser(concentration0)
 
 
@@ -128,16 +149,22 @@ def dirichlet_log_normaliser(concentration: Array) -> Array:
     return jnp.sum(each[..., :-1], axis=-1) - each[..., -1]
 
 
-def where_positive(function: Callable[[Array], Array], a: Array, other: float = 0.0) -> Array:
+def where_positive(
+    function: Callable[[Array], Array], a: Array, other: float = 0.0
+) -> Array:
     """The function where its argument is positive, which may have entries that stand for nothing."""
     return jnp.where(a > 0, function(jnp.where(a > 0, a, 1.0)), other)
 
 
 def with_total(concentration: Array) -> Array:
     """The entries and their sum, so that a special function of both is compiled once: that takes long."""
-    return jnp.concatenate([concentration, jnp.sum(concentration, axis=-1, keepdims=True)], axis=-1)
+    return jnp.concatenate(
+        [concentration, jnp.sum(concentration, axis=-1, keepdims=True)], axis=-1
+    )
 
 
 def multigammaln(a: Array, dim: int) -> Array:
     """The log of Γ_d(a) without its factor π^(d(d-1)/4): the sum of log Γ(a - i/2), i < d."""
-    return jnp.sum(gammaln(a[..., None] - 0.5 * jnp.arange(dim, dtype=a.dtype)), axis=-1)
+    return jnp.sum(
+        gammaln(a[..., None] - 0.5 * jnp.arange(dim, dtype=a.dtype)), axis=-1
+    )

@@ -55,7 +55,9 @@ def spherical_gaussian(
         components.per_column(loc, dim, name, "loc", "(-inf, inf)"),
         components.per_column(mean_precision, dim, name, "mean_precision"),
         components.one_number(concentration, name, "concentration"),
-        components.one_number(rate_of(rate, variance, concentration, name), name, "rate"),
+        components.one_number(
+            rate_of(rate, variance, concentration, name), name, "rate"
+        ),
     )
     return _spherical(dim, False)._replace(prior=prior)
 
@@ -73,22 +75,32 @@ def _spherical(dim: int, missing: bool) -> components.Component:
     def moments(counts: Array, sums: Array) -> tuple[Array, Array, Array]:
         """Observed entries and means ``(K, d)``, and the sum of squares about the means ``(K,)``."""
         total, squares = sums[..., :dim], sums[..., dim]
-        count = sums[..., dim + 1 :] if missing else jnp.broadcast_to(counts[..., None], total.shape)
+        count = (
+            sums[..., dim + 1 :]
+            if missing
+            else jnp.broadcast_to(counts[..., None], total.shape)
+        )
         mean = total / jnp.where(count > 0, count, 1.0)
         return count, mean, jnp.maximum(squares - jnp.sum(total * mean, axis=-1), 0.0)
 
     def update(prior: NormalGamma, counts: Array, sums: Array) -> NormalGamma:
         count, mean, scatter = moments(counts, sums)
         kappa = prior.mean_precision + count
-        between = jnp.sum(prior.mean_precision * count / kappa * jnp.square(mean - prior.loc), axis=-1)
+        between = jnp.sum(
+            prior.mean_precision * count / kappa * jnp.square(mean - prior.loc), axis=-1
+        )
         loc = (prior.mean_precision * prior.loc + sums[..., :dim]) / kappa
         concentration = prior.concentration + 0.5 * jnp.sum(count, axis=-1)
-        return NormalGamma(loc, kappa, concentration, prior.rate + 0.5 * (scatter + between))
+        return NormalGamma(
+            loc, kappa, concentration, prior.rate + 0.5 * (scatter + between)
+        )
 
     def coefficients(q: NormalGamma) -> tuple[Array, Array]:
         precision = (q.concentration / q.rate)[..., None]
         expected_log = (special.digamma(q.concentration) - jnp.log(q.rate))[..., None]
-        constant = 0.5 * (expected_log - precision * q.loc * q.loc - 1.0 / q.mean_precision)
+        constant = 0.5 * (
+            expected_log - precision * q.loc * q.loc - 1.0 / q.mean_precision
+        )
         return join(constant, (precision * q.loc, -0.5 * precision), missing)
 
     def coefficients_at(parameters: components.Parameters) -> tuple[Array, Array]:
@@ -97,9 +109,13 @@ def _spherical(dim: int, missing: bool) -> components.Component:
         return join(constant, (precision * loc, -0.5 * precision), missing)
 
     def log_evidence(prior: NormalGamma, counts: Array, sums: Array) -> Array:
-        return jnp.sum(log_normaliser(update(prior, counts, sums)) - log_normaliser(prior))
+        return jnp.sum(
+            log_normaliser(update(prior, counts, sums)) - log_normaliser(prior)
+        )
 
-    def maximum_likelihood(prior: NormalGamma, counts: Array, sums: Array) -> components.Parameters:
+    def maximum_likelihood(
+        prior: NormalGamma, counts: Array, sums: Array
+    ) -> components.Parameters:
         count, mean, scatter = moments(counts, sums)
         return {"loc": mean, "precision": jnp.sum(count, axis=-1) / scatter}
 
@@ -115,7 +131,9 @@ def _spherical(dim: int, missing: bool) -> components.Component:
         log_evidence=log_evidence,
         log_predictive=log_predictive,
         draw=draw,
-        distribution=lambda p: dist.Normal(p["loc"], 1.0 / jnp.sqrt(p["precision"])[..., None]).to_event(1),
+        distribution=lambda p: dist.Normal(
+            p["loc"], 1.0 / jnp.sqrt(p["precision"])[..., None]
+        ).to_event(1),
         coefficients_at=coefficients_at,
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * (dim + 1),
@@ -127,20 +145,30 @@ def _spherical(dim: int, missing: bool) -> components.Component:
 
 def log_base(columns: Array) -> Array:
     """The constant of the Gaussian density of the observed entries."""
-    return -0.5 * special.LOG_TWO_PI * jnp.sum(~jnp.isnan(columns), axis=0).astype(columns.dtype)
+    return (
+        -0.5
+        * special.LOG_TWO_PI
+        * jnp.sum(~jnp.isnan(columns), axis=0).astype(columns.dtype)
+    )
 
 
 def kl(q: NormalGamma, p: NormalGamma) -> Array:
     """KL of the means given the precisions, in expectation, and KL of the precisions."""
     ratio = p.mean_precision / q.mean_precision
-    distance = p.mean_precision * jnp.square(q.loc - p.loc) * (q.concentration / q.rate)[..., None]
+    distance = (
+        p.mean_precision
+        * jnp.square(q.loc - p.loc)
+        * (q.concentration / q.rate)[..., None]
+    )
     of_means = 0.5 * jnp.sum(ratio - 1.0 - jnp.log(ratio) + distance)
     return of_means + jnp.sum(special.gamma_kl(q, p))
 
 
 def log_normaliser(q: NormalGamma) -> Array:
     """With respect to the means and the precision, without 2π, for each component."""
-    return special.gamma_log_normaliser(q) - 0.5 * jnp.sum(jnp.log(q.mean_precision), axis=-1)
+    return special.gamma_log_normaliser(q) - 0.5 * jnp.sum(
+        jnp.log(q.mean_precision), axis=-1
+    )
 
 
 def log_predictive(q: NormalGamma, columns: Array) -> Array:
@@ -152,7 +180,9 @@ def log_predictive(q: NormalGamma, columns: Array) -> Array:
     log_width = matmul(jnp.log(width) + jnp.log(jnp.pi), observed.astype(columns.dtype))
     # Γ(a + p/2) / Γ(a) for p = 0 ... d observed entries, in half steps.
     halves = 0.5 * jnp.arange(columns.shape[0], dtype=width.dtype)
-    steps = jnp.cumsum(special.log_gamma_half_step(q.concentration[..., None] + halves), axis=-1)
+    steps = jnp.cumsum(
+        special.log_gamma_half_step(q.concentration[..., None] + halves), axis=-1
+    )
     steps = jnp.concatenate([jnp.zeros_like(steps[..., :1]), steps], axis=-1)
     count = jnp.sum(observed, axis=0)
     power = q.concentration[..., None] + 0.5 * count.astype(width.dtype)
@@ -162,12 +192,17 @@ def log_predictive(q: NormalGamma, columns: Array) -> Array:
 def draw(sample: components.Sample, q: NormalGamma) -> components.Parameters:
     """Precisions, and means given them."""
     precision = sample("precision", dist.Gamma(q.concentration, q.rate))
-    loc = sample("loc", dist.Normal(q.loc, 1.0 / jnp.sqrt(q.mean_precision * precision[..., None])))
+    loc = sample(
+        "loc",
+        dist.Normal(q.loc, 1.0 / jnp.sqrt(q.mean_precision * precision[..., None])),
+    )
     return {"loc": loc, "precision": precision}
 
 
 def coordinates(rows: Array) -> Array:
     """Rows about their mean, all columns in one unit; missing entries at 0."""
     deviations, _ = components.centre_rows(rows)
-    scale = jnp.sqrt(jnp.sum(jnp.square(deviations)) / jnp.maximum(jnp.sum(~jnp.isnan(rows)), 1))
+    scale = jnp.sqrt(
+        jnp.sum(jnp.square(deviations)) / jnp.maximum(jnp.sum(~jnp.isnan(rows)), 1)
+    )
     return deviations / jnp.where(scale > 0, scale, 1.0)

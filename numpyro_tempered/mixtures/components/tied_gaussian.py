@@ -8,7 +8,12 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import gaussian_missing
-from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, floating_rows
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Parameters,
+    Sample,
+    floating_rows,
+)
 from numpyro_tempered.mixtures.components.gaussian import (
     NormalWishart,
     coefficients,
@@ -21,7 +26,11 @@ from numpyro_tempered.mixtures.components.gaussian import (
     wishart_log_normaliser,
     wishart_prior,
 )
-from numpyro_tempered.mixtures.components.matrices import cholesky, inverse_root, precision_of
+from numpyro_tempered.mixtures.components.matrices import (
+    cholesky,
+    inverse_root,
+    precision_of,
+)
 
 
 def tied_gaussian(
@@ -64,7 +73,9 @@ def tied_gaussian(
         9
     """
     name = "tied_gaussian"
-    prior = wishart_prior(name, dim, loc, mean_precision, df, scale=scale, variance=variance)
+    prior = wishart_prior(
+        name, dim, loc, mean_precision, df, scale=scale, variance=variance
+    )
     return _tied(dim)._replace(prior=prior)
 
 
@@ -80,15 +91,22 @@ def _tied(dim: int) -> Component:
         log_predictive=lambda q, columns: log_predictive(shared(q), columns),
         draw=draw,
         maximum_likelihood=maximum_likelihood,
-        num_parameters=lambda num_components: num_components * dim + dim * (dim + 1) // 2,
-        with_missing=lambda: gaussian_missing.with_missing_entries(_tied(dim), dim, shared),
+        num_parameters=lambda num_components: (
+            num_components * dim + dim * (dim + 1) // 2
+        ),
+        with_missing=lambda: gaussian_missing.with_missing_entries(
+            _tied(dim), dim, shared
+        ),
     )
 
 
 def shared(q: NormalWishart) -> NormalWishart:
     """The same with the first component's precision in the place of the others'."""
     one = of_precision(q)
-    return q._replace(df=jnp.broadcast_to(one.df, q.df.shape), scale=jnp.broadcast_to(one.scale, q.scale.shape))
+    return q._replace(
+        df=jnp.broadcast_to(one.df, q.df.shape),
+        scale=jnp.broadcast_to(one.scale, q.scale.shape),
+    )
 
 
 def of_precision(q: NormalWishart) -> NormalWishart:
@@ -110,14 +128,22 @@ def kl(q: NormalWishart, p: NormalWishart) -> Array:
     one = of_precision(q)
     root = cholesky(one.scale)
     inverse = inverse_root(root)
-    return jnp.sum(kl_of_mean(shared(q), p, inverse)) + wishart_kl(one, p, root, inverse)
+    return jnp.sum(kl_of_mean(shared(q), p, inverse)) + wishart_kl(
+        one, p, root, inverse
+    )
 
 
 def log_evidence(prior: NormalWishart, counts: Array, sums: Array) -> Array:
     """The log ratio of the normalisers, in which the precision counts once."""
     q = update(prior, counts, sums)
-    means = 0.5 * prior.loc.shape[-1] * jnp.sum(jnp.log(prior.mean_precision / q.mean_precision))
-    return means + wishart_log_normaliser(of_precision(q)) - wishart_log_normaliser(prior)
+    means = (
+        0.5
+        * prior.loc.shape[-1]
+        * jnp.sum(jnp.log(prior.mean_precision / q.mean_precision))
+    )
+    return (
+        means + wishart_log_normaliser(of_precision(q)) - wishart_log_normaliser(prior)
+    )
 
 
 def draw(sample: Sample, q: NormalWishart) -> Parameters:

@@ -20,7 +20,9 @@ from numpyro_tempered.online.stream import round_key
 from numpyro_tempered.online.stream import step as one_round
 
 
-def aggregate(*grids: Grid, learning_rate: rules.StepSize | None = None, share: float = 0.0) -> rules.Rule:
+def aggregate(
+    *grids: Grid, learning_rate: rules.StepSize | None = None, share: float = 0.0
+) -> rules.Rule:
     r"""Many rules side by side, combined by exponential weights: no learning rate to guess.
 
     Each of the K experts takes each datum from its own state. The decision of round t is
@@ -92,10 +94,16 @@ def aggregate(*grids: Grid, learning_rate: rules.StepSize | None = None, share: 
         raise ValueError("aggregate needs at least one grid of rules, from grid(...).")
     for each in grids:
         if not isinstance(each, Grid):
-            raise TypeError(f"aggregate takes grids of rules, from grid(...), got {type(each).__name__}.")
+            raise TypeError(
+                f"aggregate takes grids of rules, from grid(...), got {type(each).__name__}."
+            )
     check_number(share, "share", "[0, 1)")
     size = sum(len(grid.labels) for grid in grids)
-    schedule = None if learning_rate is None else rules.as_schedule(learning_rate, "learning_rate")
+    schedule = (
+        None
+        if learning_rate is None
+        else rules.as_schedule(learning_rate, "learning_rate")
+    )
     # With one expert any rate will do. Each switch costs log(K/share).
     complexity = math.log(max(size, 2)) + (math.log(1.0 / share) if share else 0.0)
 
@@ -124,14 +132,22 @@ def aggregate(*grids: Grid, learning_rate: rules.StepSize | None = None, share: 
         return rules.start(prior, match(weights, all_posteriors(states)), memory)
 
     def step(
-        expectation: Expectation, state: OnlineState, data: rules.Data, rng_key: Array | None, mask: Array | None
+        expectation: Expectation,
+        state: OnlineState,
+        data: rules.Data,
+        rng_key: Array | None,
+        mask: Array | None,
     ) -> tuple[OnlineState, Losses]:
         before, q = state.memory, state.posterior
         key = round_key(expectation, state, rng_key)
-        at_mean = expectation.evaluate(q, *data, rng_key=key, curvature="none", mask=mask).at_mean
+        at_mean = expectation.evaluate(
+            q, *data, rng_key=key, curvature="none", mask=mask
+        ).at_mean
 
         def step_grid(grid: Grid, states: OnlineState) -> tuple[OnlineState, Losses]:
-            def one(values: dict[str, Array], state: OnlineState) -> tuple[OnlineState, Losses]:
+            def one(
+                values: dict[str, Array], state: OnlineState
+            ) -> tuple[OnlineState, Losses]:
                 # The key counts rejected rounds too, so that all experts draw the same numbers.
                 tempered = scale_gradients(expectation, values["alpha"])
                 return one_round(grid.rule(values), tempered, state, data, key, mask)
@@ -140,24 +156,38 @@ def aggregate(*grids: Grid, learning_rate: rules.StepSize | None = None, share: 
 
         states, by_grid = zip(*map(step_grid, grids, before.states), strict=True)
         # Losses of the experts, those of rejected rounds as they came out.
-        suffered, expected = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *by_grid)
+        suffered, expected = jax.tree.map(
+            lambda *leaves: jnp.concatenate(leaves), *by_grid
+        )
         rate_of = partial(rate_after, state.count + 1, q)
-        experts, some = reweigh(before._replace(states=states), suffered, at_mean, rate_of, share)
+        experts, some = reweigh(
+            before._replace(states=states), suffered, at_mean, rate_of, share
+        )
         weights = experts.weights
-        losses = Losses(at_mean, jnp.sum(jnp.where(weights > 0, weights * expected, 0.0)))
+        losses = Losses(
+            at_mean, jnp.sum(jnp.where(weights > 0, weights * expected, 0.0))
+        )
         some = some & any_increase("count", experts, before)
         accept = some & jnp.isfinite(losses.at_mean) & jnp.isfinite(losses.expected)
         return commit(state, experts, losses, accept), losses
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
-        raise TypeError("an aggregate evaluates each expert itself: run it by nt.online.run, update or OnlineVI.")
+        raise TypeError(
+            "an aggregate evaluates each expert itself: run it by nt.online.run, update or OnlineVI."
+        )
 
     quadratic = any(grid.rule(grid.values(0)).quadratic for grid in grids)
-    return rules.Rule(init, update, curvature="none", name="aggregate", step=step, quadratic=quadratic)
+    return rules.Rule(
+        init, update, curvature="none", name="aggregate", step=step, quadratic=quadratic
+    )
 
 
 def reweigh(
-    experts: Experts, suffered: Array, at_mean: Array, rate_of: Callable[[Array], Array], share: float
+    experts: Experts,
+    suffered: Array,
+    at_mean: Array,
+    rate_of: Callable[[Array], Array],
+    share: float,
 ) -> tuple[Experts, Array]:
     """The experts after a round, their weights still those of its decision, and whether one is active.
 
@@ -177,21 +207,34 @@ def reweigh(
     active = jnp.where(some, active, experts.active)
     potential = jnp.where(active, experts.potential.value, jnp.inf)
     weights = exponential_weights(potential, experts.rate)
-    gap = experts.gap.add(jnp.maximum(at_mean - mix_loss(potential, suffered, experts.rate), 0.0))
+    gap = experts.gap.add(
+        jnp.maximum(at_mean - mix_loss(potential, suffered, experts.rate), 0.0)
+    )
     rate = rate_of(gap.value)
     ahead = experts.potential.add(jnp.where(active, suffered - at_mean, 0.0))
     if share:
         ahead = share_out(ahead, rate, active, share)
-    after = experts._replace(weights=weights, losses=losses, potential=ahead, gap=gap, rate=rate, active=active)
+    after = experts._replace(
+        weights=weights,
+        losses=losses,
+        potential=ahead,
+        gap=gap,
+        rate=rate,
+        active=active,
+    )
     return after, some
 
 
-def commit(state: OnlineState, experts: Experts, losses: Losses, accept: Array) -> OnlineState:
+def commit(
+    state: OnlineState, experts: Experts, losses: Losses, accept: Array
+) -> OnlineState:
     """The state after a round: each expert has accepted or rejected it for itself."""
     before, active = state.memory, experts.active
     sums = jax.tree.map(lambda leaf: jnp.where(active, leaf, jnp.inf), experts.losses)
     memory = rules.choose(accept, experts._replace(losses=sums), before)
-    weights = exponential_weights(jnp.where(active, memory.potential.value, jnp.inf), memory.rate)
+    weights = exponential_weights(
+        jnp.where(active, memory.potential.value, jnp.inf), memory.rate
+    )
     floored = accept & any_increase("floored", experts, before)
     return rules.close_round(state, losses, accept)._replace(
         posterior=match(weights, all_posteriors(experts.states)),
@@ -204,13 +247,24 @@ def commit(state: OnlineState, experts: Experts, losses: Losses, accept: Array) 
 def any_increase(counter: str, after: Experts, before: Experts) -> Array:
     """Whether a counter of some expert has increased."""
     pairs = zip(after.states, before.states, strict=True)
-    return jnp.any(jnp.stack([jnp.any(getattr(new, counter) > getattr(old, counter)) for new, old in pairs]))
+    return jnp.any(
+        jnp.stack(
+            [
+                jnp.any(getattr(new, counter) > getattr(old, counter))
+                for new, old in pairs
+            ]
+        )
+    )
 
 
-def share_out(potential: CompensatedSum, rate: Array, active: Array, share: float) -> CompensatedSum:
+def share_out(
+    potential: CompensatedSum, rate: Array, active: Array, share: float
+) -> CompensatedSum:
     """The potential whose weights are those of this one after a part is shared out among the active experts."""
     weights = exponential_weights(jnp.where(active, potential.value, jnp.inf), rate)
-    even = jnp.where(active, 1.0 / jnp.maximum(jnp.sum(active), 1), 0.0).astype(weights.dtype)
+    even = jnp.where(active, 1.0 / jnp.maximum(jnp.sum(active), 1), 0.0).astype(
+        weights.dtype
+    )
     weights = (1.0 - share) * weights + share * even
     finite = jnp.isfinite(rate)
     value = -jnp.log(jnp.where(active, weights, 1.0)) / jnp.where(finite, rate, 1.0)
@@ -232,7 +286,11 @@ def exponential_weights(losses: Array, rate: Array) -> Array:
     behind = losses - jnp.min(losses)
     finite = jnp.isfinite(rate)
     # 0 times infinity, for a leader or for a rate of 0, would be NaN.
-    exponent = jnp.where(behind > 0, jnp.where(finite, rate, 1.0) * jnp.where(behind > 0, behind, 1.0), 0.0)
+    exponent = jnp.where(
+        behind > 0,
+        jnp.where(finite, rate, 1.0) * jnp.where(behind > 0, behind, 1.0),
+        0.0,
+    )
     out = jnp.isinf(behind) | (~finite & (behind > 0))
     weights = jnp.where(out, jnp.zeros((), losses.dtype), jnp.exp(-exponent))
     return weights / jnp.sum(weights)

@@ -5,7 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_number, check_numbers, is_traced
+from numpyro_tempered.core.checks import (
+    check_count,
+    check_number,
+    check_numbers,
+    is_traced,
+)
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.online.experts.windows import WINDOWS
 
@@ -70,7 +75,9 @@ def detect_changes(
         array([1517])
     """
     if is_traced(history):
-        raise TypeError("detect_changes reads weights that are known: call it outside of jax transformations.")
+        raise TypeError(
+            "detect_changes reads weights that are known: call it outside of jax transformations."
+        )
     check_numbers(windows, "windows", "(0, inf]")
     check_number(max_window, "max_window", "(0, inf)")
     check_number(slack, "slack", "[0, inf)")
@@ -79,11 +86,15 @@ def detect_changes(
     check_count(stride, "stride")
     rows = np.asarray(history, np.float64)
     if rows.ndim != 2 or rows.shape[1] != len(windows):
-        raise ValueError(f"history must have shape (n, {len(windows)}), one weight a window, got {rows.shape}.")
+        raise ValueError(
+            f"history must have shape (n, {len(windows)}), one weight a window, got {rows.shape}."
+        )
     valid = np.all(rows >= 0, axis=1) & (np.abs(rows.sum(axis=1) - 1.0) < 1e-3)
     if not valid.all():
         worst = int(np.argmin(valid))
-        raise ValueError(f"history must hold weights that sum to 1, got {rows[worst]} in row {worst}.")
+        raise ValueError(
+            f"history must hold weights that sum to 1, got {rows[worst]} in row {worst}."
+        )
     octaves = rows @ np.log2(np.minimum(np.asarray(windows, np.float64), max_window))
     flags, count, mean, excess = [], 0, 0.0, 0.0
     for row in range(math.ceil(warm_up / stride), len(octaves)):

@@ -33,7 +33,10 @@ class Grid(NamedTuple):
 
     def rule(self, values: Mapping[str, ArrayLike]) -> Rule:
         """The rule of one expert, whose options have these values, traced or not."""
-        return self.factory(**self.constants, **{name: v for name, v in values.items() if name not in OUTER})
+        return self.factory(
+            **self.constants,
+            **{name: v for name, v in values.items() if name not in OUTER},
+        )
 
     def values(self, index: int) -> dict[str, float]:
         """The options of one expert, as numbers."""
@@ -52,7 +55,11 @@ OUTER = ("prior_scale", "alpha")
 
 
 def grid(
-    factory: Callable[..., Rule], *, prior_scale: ArrayLike = 1.0, alpha: ArrayLike = 1.0, **options: object
+    factory: Callable[..., Rule],
+    *,
+    prior_scale: ArrayLike = 1.0,
+    alpha: ArrayLike = 1.0,
+    **options: object,
 ) -> Grid:
     r"""A grid of one rule: the product of all options that are sequences of numbers.
 
@@ -83,19 +90,32 @@ def grid(
     """
     outer = {"prior_scale": np.atleast_1d(prior_scale), "alpha": np.atleast_1d(alpha)}
     sequences = {name: value for name, value in options.items() if _is_sequence(value)}
-    constants = {name: value for name, value in options.items() if name not in sequences}
+    constants = {
+        name: value for name, value in options.items() if name not in sequences
+    }
     axes = {name: _axis(name, value) for name, value in (sequences | outer).items()}
     for name in OUTER:
         check_numbers(axes[name], name, "(0, inf)")
     product = np.meshgrid(*axes.values(), indexing="ij")
-    unnamed = Grid(factory, constants, {name: p.ravel() for name, p in zip(axes, product, strict=True)}, ())
+    unnamed = Grid(
+        factory,
+        constants,
+        {name: p.ravel() for name, p in zip(axes, product, strict=True)},
+        (),
+    )
     experts = [unnamed.values(k) for k in range(product[0].size)]
     rules = [unnamed.rule(values) for values in experts]
     if not all(isinstance(rule, Rule) for rule in rules):
-        raise TypeError(f"the factory must return an online rule, got {type(rules[0]).__name__}.")
+        raise TypeError(
+            f"the factory must return an online rule, got {type(rules[0]).__name__}."
+        )
     # A name has the options that differ, and the constants that the caller gave.
     varying = [name for name, values in axes.items() if len(values) > 1]
-    words = [f"{name}={value}" for name, value in constants.items() if isinstance(value, str | int | float)]
+    words = [
+        f"{name}={value}"
+        for name, value in constants.items()
+        if isinstance(value, str | int | float)
+    ]
     labels = [
         f"{rule.name}({', '.join([f'{name}={values[name]:.4g}' for name in varying] + words)})"
         for rule, values in zip(rules, experts, strict=True)
@@ -106,7 +126,9 @@ def grid(
 def _is_sequence(value: object) -> bool:
     # A NamedTuple, such as a box or a rate, is one value.
     is_record = isinstance(value, tuple) and hasattr(value, "_fields")
-    return not is_record and (isinstance(value, list | tuple | range) or getattr(value, "ndim", 0) > 0)
+    return not is_record and (
+        isinstance(value, list | tuple | range) or getattr(value, "ndim", 0) > 0
+    )
 
 
 def _axis(name: str, value: object) -> np.ndarray:
@@ -117,7 +139,9 @@ def _axis(name: str, value: object) -> np.ndarray:
             "aggregate takes several."
         )
     if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"{name} must be a number or a sequence of some, got shape {array.shape}.")
+        raise ValueError(
+            f"{name} must be a number or a sequence of some, got shape {array.shape}."
+        )
     return array
 
 
@@ -127,7 +151,11 @@ def init_experts(grid: Grid, prior: Gaussian) -> OnlineState:
     family, scales = family_of(prior), bool(np.any(grid.options["prior_scale"] != 1.0))
 
     def one(values: dict[str, Array]) -> OnlineState:
-        wide = family.with_root(prior.loc, family.root(prior) * values["prior_scale"]) if scales else prior
+        wide = (
+            family.with_root(prior.loc, family.root(prior) * values["prior_scale"])
+            if scales
+            else prior
+        )
         return grid.rule(values).init(wide)
 
     return jax.vmap(one)(grid.arrays(prior.loc.dtype))
@@ -139,21 +167,37 @@ def scale_gradients(expectation: base.Expectation, alpha: Array) -> base.Expecta
     def evaluate(q: Gaussian, data: Data, options: base.Options) -> base.Evaluation:
         evaluation = expectation.evaluate(q, *data, **options._asdict())
         curvature = evaluation.grad_var
-        scaled = curvature.scaled(alpha) if isinstance(curvature, Rows | Whitened) else alpha * curvature
+        scaled = (
+            curvature.scaled(alpha)
+            if isinstance(curvature, Rows | Whitened)
+            else alpha * curvature
+        )
         tempered = alpha * evaluation.objective
-        return evaluation._replace(grad_loc=alpha * evaluation.grad_loc, grad_var=scaled, tempered=tempered)
+        return evaluation._replace(
+            grad_loc=alpha * evaluation.grad_loc, grad_var=scaled, tempered=tempered
+        )
 
     def predictors(
-        unscaled: base.PredictorsAt, theta: Array, *data: PyTree, rng_key: Array | None, mask: Array | None
+        unscaled: base.PredictorsAt,
+        theta: Array,
+        *data: PyTree,
+        rng_key: Array | None,
+        mask: Array | None,
     ) -> base.Predictors:
         at = unscaled(theta, *data, rng_key=rng_key, mask=mask)
 
         def moments(mean: Array, spread: Array) -> base.Moments:
             of_u = at.moments(mean, spread)
-            first, second, tempered = (alpha * leaf for leaf in (of_u.first, of_u.second, of_u.objective))
+            first, second, tempered = (
+                alpha * leaf for leaf in (of_u.first, of_u.second, of_u.objective)
+            )
             return of_u._replace(first=first, second=second, tempered=tempered)
 
         return at._replace(moments=moments)
 
-    of_data = None if expectation.predictors is None else partial(predictors, expectation.predictors)
+    of_data = (
+        None
+        if expectation.predictors is None
+        else partial(predictors, expectation.predictors)
+    )
     return expectation._replace(evaluate=base.evaluator(evaluate), predictors=of_data)

@@ -54,13 +54,17 @@ class WeightedPosteriors(NamedTuple):
 
 def all_posteriors(states: tuple[OnlineState, ...]) -> Gaussian:
     """The posteriors of all experts, stacked."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(state.posterior for state in states))
+    return jax.tree.map(
+        lambda *leaves: jnp.concatenate(leaves), *(state.posterior for state in states)
+    )
 
 
 def match(weights: Array, posteriors: Q) -> Q:
     """The Gaussian with the mean and the variances of a mixture; the covariance unless the family is diagonal."""
     some = weights > 0
-    loc = jnp.sum(jnp.where(some[:, None], weights[:, None] * posteriors.loc, 0.0), axis=0)
+    loc = jnp.sum(
+        jnp.where(some[:, None], weights[:, None] * posteriors.loc, 0.0), axis=0
+    )
     # The square of an expert without weight could overflow.
     root = jnp.sqrt(weights)[:, None]
     offset = jnp.where(some[:, None], root * (posteriors.loc - loc[None, :]), 0.0)
@@ -68,16 +72,22 @@ def match(weights: Array, posteriors: Q) -> Q:
     roots = jax.vmap(family.root)(posteriors)
     if family.diagonal_only:
         spread = jnp.where(some[:, None], root * roots, 0.0)
-        return family.with_root(loc, jnp.sqrt(jnp.sum(jnp.square(spread) + jnp.square(offset), axis=0)))
+        return family.with_root(
+            loc, jnp.sqrt(jnp.sum(jnp.square(spread) + jnp.square(offset), axis=0))
+        )
     factors = jnp.where(some[:, None, None], root[:, :, None] * roots, 0.0)
-    columns = jnp.concatenate([jnp.swapaxes(factors, 1, 2).reshape(-1, loc.shape[0]), offset])
+    columns = jnp.concatenate(
+        [jnp.swapaxes(factors, 1, 2).reshape(-1, loc.shape[0]), offset]
+    )
     covariance = jnp.matmul(columns.T, columns)
     largest = jnp.max(jnp.diagonal(covariance))
     # Points have no spread, and few of them a covariance of low rank.
     jitter = loc.shape[0] * jnp.finfo(loc.dtype).eps * largest
     eye = jnp.eye(loc.shape[0], dtype=loc.dtype)
     covariance = covariance + jitter * eye
-    factor = jnp.linalg.cholesky(jnp.where(largest > 0, covariance, eye), symmetrize_input=False)
+    factor = jnp.linalg.cholesky(
+        jnp.where(largest > 0, covariance, eye), symmetrize_input=False
+    )
     return family.with_root(loc, jnp.where(largest > 0, factor, 0.0))
 
 
@@ -220,7 +230,9 @@ def regret_bound(state: OnlineState, num_switches: int = 0) -> Array:
     if num_switches:
         cost = cost + num_switches * (log_size - jnp.log(share))
     # An infinite rate costs nothing: the mix loss was that of the best expert in every round.
-    return memory.gap.value + jnp.where(jnp.isfinite(memory.rate), cost / memory.rate, 0.0)
+    return memory.gap.value + jnp.where(
+        jnp.isfinite(memory.rate), cost / memory.rate, 0.0
+    )
 
 
 def _memory(state: OnlineState) -> Experts:

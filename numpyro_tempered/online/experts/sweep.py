@@ -12,10 +12,20 @@ from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.online.base import Data, Losses, OnlineState, check_prior
-from numpyro_tempered.online.drivers import check_data, check_mask, check_rows, check_some_finite
+from numpyro_tempered.online.drivers import (
+    check_data,
+    check_mask,
+    check_rows,
+    check_some_finite,
+)
 from numpyro_tempered.online.experts.grid import Grid, init_experts, scale_gradients
 from numpyro_tempered.online.stream import Rounds, RoundStep, Step, loop
-from numpyro_tempered.online.streams.findings import Pass, StreamWarning, count_findings, loss_findings
+from numpyro_tempered.online.streams.findings import (
+    Pass,
+    StreamWarning,
+    count_findings,
+    loss_findings,
+)
 from numpyro_tempered.online.streams.processes import prepare
 
 # Numbers of the posteriors that run side by side on a CPU: what the arithmetic of a round holds then stays in its
@@ -68,25 +78,40 @@ def run_grid(
         >>> dict(zip(grid.labels, totals.round(1).tolist()))
         {'ngvi(step_size=0.01)': 36.9, 'ngvi(step_size=0.1)': 16.6, 'ngvi(step_size=1)': 2.6}
     """
-    check_record(grid, "grid", Grid, "nt.online.grid(nt.online.ngvi, step_size=[0.5, 1.0])")
+    check_record(
+        grid, "grid", Grid, "nt.online.grid(nt.online.ngvi, step_size=[0.5, 1.0])"
+    )
     check_record(expectation, "expectation", Expectation, "nt.expectations.squared()")
     arrays = stream_arrays(data)
     num_rounds = check_rows(jax.tree.leaves(arrays))
     on = check_mask(mask, arrays, num_axes=2)
     if on is not None and on.ndim == 0:
-        raise ValueError(f"mask must have shape ({num_rounds},), or ({num_rounds}, n) for batches, got ().")
+        raise ValueError(
+            f"mask must have shape ({num_rounds},), or ({num_rounds}, n) for batches, got ()."
+        )
     before, arrays, on = prepare(_states(grid, init), arrays, on, rng_key)
     check_data(expectation, arrays, on)
     check_some_finite(arrays, on)
     values = grid.arrays(before.posterior.loc.dtype)
-    rounds, batch_size = Rounds(arrays, on, num_rounds), _batch_size(before.posterior, len(grid.labels))
+    rounds, batch_size = (
+        Rounds(arrays, on, num_rounds),
+        _batch_size(before.posterior, len(grid.labels)),
+    )
 
     def sweep(
-        values: dict[str, Array], before: OnlineState, data: Data, on: Array | None, rng_key: Array | None
+        values: dict[str, Array],
+        before: OnlineState,
+        data: Data,
+        on: Array | None,
+        rng_key: Array | None,
     ) -> tuple[OnlineState, Losses]:
-        def one(expert: tuple[dict[str, Array], OnlineState]) -> tuple[OnlineState, Losses]:
+        def one(
+            expert: tuple[dict[str, Array], OnlineState],
+        ) -> tuple[OnlineState, Losses]:
             values, state = expert
-            one_round: RoundStep = Step(grid.rule(values), scale_gradients(expectation, values["alpha"]))  # type: ignore[assignment]
+            one_round: RoundStep = Step(
+                grid.rule(values), scale_gradients(expectation, values["alpha"])
+            )  # type: ignore[assignment]
             return loop(one_round, state, rounds._replace(data=data, mask=on), rng_key)
 
         return map_batches(one, (values, before), batch_size)
@@ -123,9 +148,14 @@ def _warn(grid: Grid, before: OnlineState, after: OnlineState, rounds: Pass) -> 
     """Issue one warning with the findings of the rule of the least loss: others may be there to fail."""
     totals = np.sum(np.asarray(rounds.losses.at_mean, float), axis=1)
     best = int(np.argmin(np.where(np.isfinite(totals), totals, np.inf)))
-    before, after, losses = jax.tree.map(lambda leaf: leaf[best], (before, after, rounds.losses))
+    before, after, losses = jax.tree.map(
+        lambda leaf: leaf[best], (before, after, rounds.losses)
+    )
     its = rounds._replace(losses=losses)
     findings = [*count_findings(after, before, its), *loss_findings(after, its)]
     if findings:
         messages = " ".join(finding.message for finding in findings)
-        warn_caller(f"Of the grid, {grid.labels[best]} has the least loss, and {messages}", StreamWarning)
+        warn_caller(
+            f"Of the grid, {grid.labels[best]} has the least loss, and {messages}",
+            StreamWarning,
+        )

@@ -70,4 +70,6 @@ def aggregate_windows(
     def with_window(window: float) -> rules.Rule:
         return factory(step_size, forget=random_walk(scale / window))
 
-    return aggregate(grid(with_window, window=[float(window) for window in windows]), share=share)
+    return aggregate(
+        grid(with_window, window=[float(window) for window in windows]), share=share
+    )

@@ -9,9 +9,19 @@ import jax.numpy as jnp
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.chunks import common_rows
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
-from numpyro_tempered.gaussian.descent import Derivatives, Method, Objective, Result, minimise
+from numpyro_tempered.gaussian.descent import (
+    Derivatives,
+    Method,
+    Objective,
+    Result,
+    minimise,
+)
 from numpyro_tempered.gaussian.descent.base import diagonal
-from numpyro_tempered.gaussian.descent.objective import Evaluate, GaussianTerm, derivatives_of
+from numpyro_tempered.gaussian.descent.objective import (
+    Evaluate,
+    GaussianTerm,
+    derivatives_of,
+)
 from numpyro_tempered.gaussian.expectations.base import Data, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 from numpyro_tempered.gaussian.natural import Natural, apply, to_natural
@@ -57,10 +67,14 @@ class Cavity(NamedTuple):
 
     def derivatives(self, q: Gaussian) -> Derivatives:
         """E_q of the negative logarithm, up to a constant, and its derivatives."""
-        quadratic = GaussianTerm(self.center, self.precision, jnp.zeros((), self.pull.dtype))
+        quadratic = GaussianTerm(
+            self.center, self.precision, jnp.zeros((), self.pull.dtype)
+        )
         at = derivatives_of(quadratic, q)
         shift = q.loc - self.center
-        return Derivatives(at.value - jnp.sum(self.pull * shift), at.grad - self.pull, at.hessian)
+        return Derivatives(
+            at.value - jnp.sum(self.pull * shift), at.grad - self.pull, at.hessian
+        )
 
 
 class Fit(NamedTuple):
@@ -79,7 +93,9 @@ class Fit(NamedTuple):
     converged: Array
 
 
-def check_rows(expectation: Expectation, data: Data, mask: ArrayLike | None) -> tuple[Data, Array]:
+def check_rows(
+    expectation: Expectation, data: Data, mask: ArrayLike | None
+) -> tuple[Data, Array]:
     """The rows of a machine and which of them are on; of no rows one that is off.
 
     Raises:
@@ -87,11 +103,15 @@ def check_rows(expectation: Expectation, data: Data, mask: ArrayLike | None) -> 
         ValueError: If leading axes differ, or the loss does not admit the data.
     """
     leaves = jax.tree.leaves(data)
-    num_rows = common_rows(leaves, "refit", hint=" Constants belong inside the model or the loss.")
+    num_rows = common_rows(
+        leaves, "refit", hint=" Constants belong inside the model or the loss."
+    )
     on = check_mask(mask, data, num_axes=1)
     on = jnp.ones(num_rows, bool) if on is None else on
     if num_rows == 0:
-        return jax.tree.map(lambda leaf: jnp.ones((1, *leaf.shape[1:]), leaf.dtype), data), jnp.zeros(1, bool)
+        return jax.tree.map(
+            lambda leaf: jnp.ones((1, *leaf.shape[1:]), leaf.dtype), data
+        ), jnp.zeros(1, bool)
     check_data(expectation, data, None if is_traced(on) or bool(jnp.all(on)) else on)
     return data, on
 
@@ -105,7 +125,10 @@ def fill(data: Data, on: Array) -> tuple[Data, Array, Array]:
     left = on & finite
     # Where no row is left there is none to copy, and 1 is what most losses admit.
     some = jnp.any(left)
-    filled = jax.tree.map(lambda leaf: jnp.where(some, leaf, jnp.ones((), leaf.dtype)), fill_rows(data, left))
+    filled = jax.tree.map(
+        lambda leaf: jnp.where(some, leaf, jnp.ones((), leaf.dtype)),
+        fill_rows(data, left),
+    )
     return filled, left, jnp.sum(on & ~finite, dtype=jnp.int32)
 
 
@@ -116,8 +139,12 @@ def _likelihood(expectation: Expectation) -> Evaluate:
     def evaluate(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
         arrays, on, alpha = data
         at = expectation.evaluate(q, *arrays, mask=on, rng_key=rng_key)
-        grad_var = at.grad_var if isinstance(at.grad_var, Array) else at.grad_var.dense()
-        return Derivatives(alpha * at.objective, alpha * at.grad_loc, 2.0 * alpha * grad_var)
+        grad_var = (
+            at.grad_var if isinstance(at.grad_var, Array) else at.grad_var.dense()
+        )
+        return Derivatives(
+            alpha * at.objective, alpha * at.grad_loc, 2.0 * alpha * grad_var
+        )
 
     return evaluate
 
@@ -136,7 +163,12 @@ def _total(expectation: Expectation) -> Evaluate:
 
 
 def refit(
-    spec: Spec, cavity: Cavity, q: Gaussian, data: tuple[Data, Array], settings: Settings, rng_key: Array | None
+    spec: Spec,
+    cavity: Cavity,
+    q: Gaussian,
+    data: tuple[Data, Array],
+    settings: Settings,
+    rng_key: Array | None,
 ) -> Fit:
     """The Gaussian that fits rows and cavity, from ``q`` on; a pure function to be compiled."""
     expectation = spec.expectation
@@ -145,7 +177,13 @@ def refit(
     likelihood = _likelihood(expectation)
     start, expected_loss = _narrow(likelihood, q, rows, rng_key)
     exact = not expectation.needs_key and expectation.of_predictor is not None
-    objective = Objective(_total(expectation), (rows, cavity), expectation.needs_key, exact=exact, shared=True)
+    objective = Objective(
+        _total(expectation),
+        (rows, cavity),
+        expectation.needs_key,
+        exact=exact,
+        shared=True,
+    )
     result = minimise(
         objective,
         start,
@@ -176,10 +214,14 @@ def _factor(cavity: Cavity, result: Result, is_diagonal: bool) -> Natural:
     by_gradient = force + cavity.slope(p.loc) - at.grad
     linear = jnp.where(result.converged, by_gradient, force + cavity.slope(p.loc))
     finite = jnp.isfinite(result.elbo)
-    return Natural(jnp.where(finite, linear, jnp.nan), jnp.where(finite, precision, jnp.nan))
+    return Natural(
+        jnp.where(finite, linear, jnp.nan), jnp.where(finite, precision, jnp.nan)
+    )
 
 
-def _narrow(likelihood: Evaluate, q: Gaussian, rows: PyTree, rng_key: Array | None) -> tuple[Gaussian, Array]:
+def _narrow(
+    likelihood: Evaluate, q: Gaussian, rows: PyTree, rng_key: Array | None
+) -> tuple[Gaussian, Array]:
     """A start at the mean of ``q`` where the expected loss is finite, and that loss at ``q`` itself.
 
     Under a wide prior the expected loss of a count is beyond any number.
@@ -187,7 +229,9 @@ def _narrow(likelihood: Evaluate, q: Gaussian, rows: PyTree, rng_key: Array | No
     family, root = family_of(q), family_of(q).root(q)
 
     def narrowed(number: Array) -> Gaussian:
-        scaled = family.with_root(q.loc, root * jnp.power(jnp.asarray(0.1, root.dtype), number))
+        scaled = family.with_root(
+            q.loc, root * jnp.power(jnp.asarray(0.1, root.dtype), number)
+        )
         return jax.tree.map(functools.partial(jnp.where, number > 0), scaled, q)
 
     def loss(number: Array) -> Array:
@@ -203,5 +247,7 @@ def _narrow(likelihood: Evaluate, q: Gaussian, rows: PyTree, rng_key: Array | No
         return number, value, jnp.where(number == 0, value, carry[2])
 
     none = jnp.full((), jnp.nan, q.loc.dtype)
-    number, _, first = jax.lax.while_loop(go_on, narrow, (jnp.full((), -1, jnp.int32), none, none))
+    number, _, first = jax.lax.while_loop(
+        go_on, narrow, (jnp.full((), -1, jnp.int32), none, none)
+    )
     return narrowed(number), first

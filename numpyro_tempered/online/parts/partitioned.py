@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_number, check_record, is_traced
+from numpyro_tempered.core.checks import (
+    check_count,
+    check_number,
+    check_record,
+    is_traced,
+)
 from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
 from numpyro_tempered.gaussian.descent import Method, natural_gradient
@@ -137,17 +142,24 @@ def partitioned(
         _check_refit(expectation, factor, state, rng_key)
         arrays, on = local.check_rows(expectation, stream_arrays(data), mask)
         settings = local.Settings(
-            *(jnp.asarray(number, state.linear.dtype) for number in (alpha, damping, tolerance))
+            *(
+                jnp.asarray(number, state.linear.dtype)
+                for number in (alpha, damping, tolerance)
+            )
         )
         after = _refit(spec, factor, state, (arrays, on), settings, rng_key)
-        if not is_traced(after) and not np.isfinite(np.sum(after.change.precision) + np.sum(after.change.linear)):
+        if not is_traced(after) and not np.isfinite(
+            np.sum(after.change.precision) + np.sum(after.change.linear)
+        ):
             raise ValueError(
                 f"the local fit of machine {int(after.change.part)} is not finite: the expected loss of its rows "
                 "is beyond the dtype at the posterior. Standardise the features, or take a narrower prior."
             )
         return after
 
-    return Partitioned(_init, _factor, refit, combine, combine_over, expectation, damping)
+    return Partitioned(
+        _init, _factor, refit, combine, combine_over, expectation, damping
+    )
 
 
 def _init(prior: Gaussian, num_parts: int) -> PartitionedState:
@@ -192,17 +204,24 @@ def _no_factor(state: PartitionedState, part: Array) -> Factor:
     zeros = jax.tree.map(jnp.zeros_like, state.natural)
     none, zero = jnp.zeros((), jnp.int32), jnp.zeros((), state.linear.dtype)
     no_fit = zero, none, jnp.zeros((), bool)
-    change = Change(zeros.linear, zeros.precision, part, none, checksum(state.prior), *no_fit)
+    change = Change(
+        zeros.linear, zeros.precision, part, none, checksum(state.prior), *no_fit
+    )
     return Factor(zeros.linear, zeros.precision, change)
 
 
 def _check_refit(
-    expectation: Expectation, factor: Factor, state: PartitionedState, rng_key: Array | None
+    expectation: Expectation,
+    factor: Factor,
+    state: PartitionedState,
+    rng_key: Array | None,
 ) -> None:
     check_record(factor, "factor", Factor, "pvi.factor(state, part)")
     check_record(state, "state", PartitionedState, "pvi.init(prior, num_parts)")
     if expectation.needs_key and rng_key is None:
-        raise ValueError("this expectation draws random numbers: pass rng_key=, the same one in each round.")
+        raise ValueError(
+            "this expectation draws random numbers: pass rng_key=, the same one in each round."
+        )
     check_size(factor.change, state, "factor")
     if is_traced(factor, state):
         return
@@ -227,11 +246,15 @@ def _refit(
     last, origin = factor.change, state.prior.loc
     share = state.shares[last.part]
     # Of a change that was refused nothing enters, NaN least of all.
-    entered = jax.tree.map(lambda leaf: jnp.where(share > 0, share * leaf, 0.0), last.natural)
+    entered = jax.tree.map(
+        lambda leaf: jnp.where(share > 0, share * leaf, 0.0), last.natural
+    )
     present = factor.natural.plus(entered)
     key = None if rng_key is None else jax.random.fold_in(rng_key, last.part)
     cavity = local.Cavity(
-        state.posterior.loc, state.precision - present.precision, -present.slope(state.posterior.loc - origin)
+        state.posterior.loc,
+        state.precision - present.precision,
+        -present.slope(state.posterior.loc - origin),
     )
     fit = local.refit(spec, cavity, state.posterior, data, settings, key)
     center = apply(fit.natural.precision, state.posterior.loc - origin)

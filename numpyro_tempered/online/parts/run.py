@@ -50,7 +50,9 @@ class PartitionedRun(NamedTuple):
         """The posterior of all rows."""
         return self.state.posterior
 
-    def as_run(self, *data: Array, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
+    def as_run(
+        self, *data: Array, num_samples: int = 1000, rng_key: Array | None = None
+    ) -> Run:
         """Draws of the posterior, ``theta``, for :func:`~numpyro_tempered.to_inference_data`.
 
         Raises:
@@ -67,7 +69,11 @@ class PartitionedRun(NamedTuple):
                 "converged": int(self.converged),
                 "num_rounds": len(self.move),
             },
-            dims={"theta": ["coordinate"], "elbo_trace": ["round"], "move_trace": ["round"]},
+            dims={
+                "theta": ["coordinate"],
+                "elbo_trace": ["round"],
+                "move_trace": ["round"],
+            },
         )
 
 
@@ -115,7 +121,9 @@ def run_partitioned(
         >>> run.converged, len(run.elbo) < 20
         (True, True)
     """
-    check_record(pvi, "pvi", Partitioned, "nt.online.partitioned(nt.expectations.squared())")
+    check_record(
+        pvi, "pvi", Partitioned, "nt.online.partitioned(nt.expectations.squared())"
+    )
     check_count(num_rounds, "num_rounds")
     check_number(tolerance, "tolerance", "(0, inf]")
     if not len(shards):
@@ -123,7 +131,8 @@ def run_partitioned(
     data, mask = _stack(pvi, [stream_arrays(tuple(shard)) for shard in shards])
     state = pvi.init(prior, len(shards))
     factors = jax.tree.map(
-        lambda *leaves: jnp.stack(leaves), *(pvi.factor(state, part) for part in range(len(shards)))
+        lambda *leaves: jnp.stack(leaves),
+        *(pvi.factor(state, part) for part in range(len(shards))),
     )
     one_round = _sequential if sequential else _synchronous
     elbo, move = [], []
@@ -161,19 +170,30 @@ def _stack(pvi: Partitioned, shards: list[Data]) -> tuple[Data, Array]:
     checked = [check_rows(pvi.expectation, shard, None) for shard in shards]
     structures = {jax.tree.structure(data) for data, _ in checked}
     if len(structures) > 1:
-        raise ValueError(f"shards must hold the same arrays, got {sorted(map(str, structures))}.")
+        raise ValueError(
+            f"shards must hold the same arrays, got {sorted(map(str, structures))}."
+        )
     size = max(on.shape[0] for _, on in checked)
 
     def fill_up(leaf: Array) -> Array:
-        return jnp.concatenate([leaf, jnp.broadcast_to(leaf[:1], (size - leaf.shape[0], *leaf.shape[1:]))])
+        return jnp.concatenate(
+            [leaf, jnp.broadcast_to(leaf[:1], (size - leaf.shape[0], *leaf.shape[1:]))]
+        )
 
-    full = [(jax.tree.map(fill_up, data), jnp.arange(size) < jnp.sum(on)) for data, on in checked]
+    full = [
+        (jax.tree.map(fill_up, data), jnp.arange(size) < jnp.sum(on))
+        for data, on in checked
+    ]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *full)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _synchronous(
-    pvi: Partitioned, state: PartitionedState, factors: Factor, rows: tuple[Data, Array], rng_key: Array | None
+    pvi: Partitioned,
+    state: PartitionedState,
+    factors: Factor,
+    rows: tuple[Data, Array],
+    rng_key: Array | None,
 ) -> tuple[PartitionedState, Factor, _Record]:
     """All machines from one posterior."""
 
@@ -188,7 +208,11 @@ def _synchronous(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _sequential(
-    pvi: Partitioned, state: PartitionedState, factors: Factor, rows: tuple[Data, Array], rng_key: Array | None
+    pvi: Partitioned,
+    state: PartitionedState,
+    factors: Factor,
+    rows: tuple[Data, Array],
+    rng_key: Array | None,
 ) -> tuple[PartitionedState, Factor, _Record]:
     """One machine after the other, each from the posterior that it finds."""
 
@@ -203,12 +227,16 @@ def _sequential(
     return combined, after, _record(state, combined, after.change)
 
 
-def _record(before: PartitionedState, after: PartitionedState, changes: Change) -> _Record:
+def _record(
+    before: PartitionedState, after: PartitionedState, changes: Change
+) -> _Record:
     family = family_of(before.posterior)
     elbo = -jnp.sum(changes.expected_loss) - family.kl(before.posterior, before.prior)
     # The KL to second order, which is no difference of large numbers.
     pull = -after.natural.slope(before.posterior.loc - before.prior.loc)
-    move = stationarity(before.posterior, Derivatives(jnp.zeros_like(elbo), pull, after.precision))
+    move = stationarity(
+        before.posterior, Derivatives(jnp.zeros_like(elbo), pull, after.precision)
+    )
     return _Record(elbo, move)
 
 
@@ -216,7 +244,9 @@ def _warn(run: PartitionedRun, tolerance: float) -> None:
     """One warning of what a run did not do."""
     remarks = []
     if not run.converged:
-        fall = len(run.elbo) > 2 and run.elbo[-1] < np.max(run.elbo) - 1e-6 * abs(np.max(run.elbo))
+        fall = len(run.elbo) > 2 and run.elbo[-1] < np.max(run.elbo) - 1e-6 * abs(
+            np.max(run.elbo)
+        )
         remedy = "a smaller damping" if fall or run.state.halved else "more num_rounds"
         if run.state.linear.dtype != jnp.float64:
             remedy += ", or double precision where features are nearly collinear under a wide prior"

@@ -112,7 +112,9 @@ def checksum(prior: Gaussian) -> Array:
         # Odd numbers, with a product that spreads the high bits.
         odd = places * jnp.uint32(2 * 0x9E3779B1 % 2**32) + jnp.uint32(1)
         mixed = (bits ^ (bits >> 15)) * odd
-        total = total * jnp.uint32(0x85EBCA6B) + jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)
+        total = total * jnp.uint32(0x85EBCA6B) + jnp.sum(
+            mixed ^ (mixed >> 13), dtype=jnp.uint32
+        )
     return total
 
 

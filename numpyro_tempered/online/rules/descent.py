@@ -43,7 +43,9 @@ class _Descent(NamedTuple):
     fall: Array
 
 
-def search(anchor: Gaussian, start: Gaussian, datum: Datum, rate: Array, before: Array) -> Solution:
+def search(
+    anchor: Gaussian, start: Gaussian, datum: Datum, rate: Array, before: Array
+) -> Solution:
     """The minimiser of the expected loss plus the KL divergence to the anchor.
 
     Steps are halved where the objective would rise. With draws the gradients are no derivatives of an average
@@ -65,14 +67,20 @@ def search(anchor: Gaussian, start: Gaussian, datum: Datum, rate: Array, before:
 
     def step(p: Gaussian, at_p: Evaluation, size: Array) -> Gaussian:
         gain = Gain(size * rate, 1.0 - size, size)
-        trial, _ = family.natural_step(family.start(p), p, anchor, at_p.grad_loc, at_p.grad_var, gain)
+        trial, _ = family.natural_step(
+            family.start(p), p, anchor, at_p.grad_loc, at_p.grad_var, gain
+        )
         return family.canonical(trial)
 
-    def accept(old: _Descent, trial: Gaussian, at_trial: Evaluation, value: Array) -> tuple[_Descent, Array]:
+    def accept(
+        old: _Descent, trial: Gaussian, at_trial: Evaluation, value: Array
+    ) -> tuple[_Descent, Array]:
         """The search after a trial, and whether it is at its end but for the number of trials."""
         if datum.is_drawn:
             onward = old._replace(q=trial, evaluation=at_trial, value=value)
-            return choose(jnp.isfinite(jnp.sum(family.witness(trial))), onward, old), jnp.asarray(False)
+            return choose(
+                jnp.isfinite(jnp.sum(family.witness(trial))), onward, old
+            ), jnp.asarray(False)
         better = value <= old.value + 8.0 * eps * (1.0 + jnp.abs(old.value))
         size = jnp.minimum(old.growth * old.size, 1.0)
         onward = _Descent(trial, at_trial, value, size, 2.0 * one, old.value - value)
@@ -80,7 +88,9 @@ def search(anchor: Gaussian, start: Gaussian, datum: Datum, rate: Array, before:
         after = choose(better, onward, old._replace(size=0.5 * old.size, growth=one))
         return after, (after.size <= 1e-4) | (after.fall <= eps)
 
-    def body(carry: tuple[_Stage, _Descent, Array, Array]) -> tuple[_Stage, _Descent, Array, Array]:
+    def body(
+        carry: tuple[_Stage, _Descent, Array, Array],
+    ) -> tuple[_Stage, _Descent, Array, Array]:
         # One trace of the expectation serves the start, the trials, and the whole step at the end.
         stage, old, begin, reached = carry
         size = jnp.where(stage.closing, one, old.size)
@@ -93,17 +103,35 @@ def search(anchor: Gaussian, start: Gaussian, datum: Datum, rate: Array, before:
         num_trials = stage.num_trials + 1
         most = 1 + (NUM_HALF_STEPS if datum.is_drawn else MAX_STEPS)
         closing = is_end | (num_trials >= most)
-        return _Stage(num_trials, closing, stage.closing), after, begin, jnp.where(stage.closing, value, reached)
+        return (
+            _Stage(num_trials, closing, stage.closing),
+            after,
+            begin,
+            jnp.where(stage.closing, value, reached),
+        )
 
     shapes = jax.eval_shape(datum.evaluate, start)
-    nowhere: Evaluation = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    nowhere: Evaluation = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes
+    )
     size = 0.5 * one if datum.is_drawn else one
     first = _Descent(start, nowhere, jnp.inf * one, size, one, jnp.inf * one)
     no = jnp.asarray(False)
-    carry = (_Stage(jnp.zeros((), jnp.int32), no, no), first, jnp.inf * one, jnp.inf * one)
-    _, last, begin, reached = jax.lax.while_loop(lambda carry: ~carry[0].done, body, carry)
+    carry = (
+        _Stage(jnp.zeros((), jnp.int32), no, no),
+        first,
+        jnp.inf * one,
+        jnp.inf * one,
+    )
+    _, last, begin, reached = jax.lax.while_loop(
+        lambda carry: ~carry[0].done, body, carry
+    )
     before = jnp.where(jnp.isfinite(before), before, begin)
-    least = jnp.where(last.value < before, SHARE * last.value + (1.0 - SHARE) * before, before)
+    least = jnp.where(
+        last.value < before, SHARE * last.value + (1.0 - SHARE) * before, before
+    )
     if datum.is_drawn:
         least = jnp.maximum(least, before + NOISE)
-    return Solution(last.q, last.evaluation, reached <= least + 8.0 * eps * (1.0 + jnp.abs(least)))
+    return Solution(
+        last.q, last.evaluation, reached <= least + 8.0 * eps * (1.0 + jnp.abs(least))
+    )

@@ -7,7 +7,13 @@ from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.base import Gain, Gaussian, family_of, is_gaussian, require
+from numpyro_tempered.gaussian.families.base import (
+    Gain,
+    Gaussian,
+    family_of,
+    is_gaussian,
+    require,
+)
 from numpyro_tempered.online import base as rules
 from numpyro_tempered.online.experts.aggregate import aggregate
 from numpyro_tempered.online.experts.grid import grid
@@ -59,12 +65,24 @@ def ewa(step_size: rules.StepSize) -> rules.Rule:
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
-        gain, grads = Gain(rate(state.count + 1, q)), (evaluation.grad_loc, evaluation.grad_var)
+        gain, grads = (
+            Gain(rate(state.count + 1, q)),
+            (evaluation.grad_loc, evaluation.grad_var),
+        )
         # A natural-gradient step on a quadratic loss is Bayes' rule.
-        posterior, memory = family_of(q).natural_step(state.memory, q, state.prior, *grads, gain)
+        posterior, memory = family_of(q).natural_step(
+            state.memory, q, state.prior, *grads, gain
+        )
         return rules.advance(state, posterior, memory)
 
-    return rules.Rule(init, update, curvature="hessian", name="ewa", quadratic=True, holds_evidence=True)
+    return rules.Rule(
+        init,
+        update,
+        curvature="hessian",
+        name="ewa",
+        quadratic=True,
+        holds_evidence=True,
+    )
 
 
 def ewa_grid(points: ArrayLike, step_size: rules.StepSize | None = None) -> rules.Rule:
@@ -106,15 +124,21 @@ def ewa_grid(points: ArrayLike, step_size: rules.StepSize | None = None) -> rule
     def constant(index: int | Array) -> rules.Rule:
         def init(prior: Gaussian) -> rules.OnlineState:
             if thetas.shape[1:] != prior.loc.shape:
-                raise ValueError(f"points have {thetas.shape[1]} coordinates, the prior {prior.loc.shape[0]}.")
+                raise ValueError(
+                    f"points have {thetas.shape[1]} coordinates, the prior {prior.loc.shape[0]}."
+                )
             require(prior, "from_root", "ewa_grid")
             theta = jnp.asarray(thetas, prior.loc.dtype)[index]
             return rules.start(prior, family_of(prior).point(prior._replace(loc=theta)))
 
-        def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
+        def update(
+            evaluation: Evaluation, state: rules.OnlineState
+        ) -> rules.OnlineState:
             return rules.advance(state, state.posterior)
 
-        return rules.Rule(init, update, curvature="none", name="point", calibrated=False)
+        return rules.Rule(
+            init, update, curvature="none", name="point", calibrated=False
+        )
 
     rule = aggregate(grid(constant, index=range(len(thetas))), learning_rate=step_size)
     return rule._replace(name="ewa_grid")

@@ -31,7 +31,13 @@ class Forgetting(NamedTuple):
     evidence: ByCount | None = None
 
     def __repr__(self) -> str:
-        kind = "power" if self.keep is not None else "random_walk" if self.inflate is not None else "to_prior"
+        kind = (
+            "power"
+            if self.keep is not None
+            else "random_walk"
+            if self.inflate is not None
+            else "to_prior"
+        )
         return f"{kind}: window {self.window}"
 
 
@@ -60,7 +66,11 @@ def to_prior(evidence: float | ByCount) -> Forgetting:
     check_number(evidence, "evidence", "(0, inf]")
     if is_traced(evidence):
         return Forgetting(None, None, "traced", lambda count: evidence)
-    window = f"1 + {evidence:.4g} / step_size rounds" if math.isfinite(evidence) else "unbounded"
+    window = (
+        f"1 + {evidence:.4g} / step_size rounds"
+        if math.isfinite(evidence)
+        else "unbounded"
+    )
     return Forgetting(None, None, window, lambda count: float(evidence))
 
 
@@ -98,10 +108,14 @@ def power(factor: float | ByCount, *, max_scale: float = math.inf) -> Forgetting
         value = jnp.where((value > 0) & (value <= 1), value, jnp.nan)
         family = family_of(q)
         # The square of this limit is still far from overflow.
-        limit = jnp.minimum(jnp.asarray(max_scale, q.loc.dtype), jnp.finfo(q.loc.dtype).max ** 0.25)
+        limit = jnp.minimum(
+            jnp.asarray(max_scale, q.loc.dtype), jnp.finfo(q.loc.dtype).max ** 0.25
+        )
         wide = family.marginal_scale(q) > limit
         # Coordinates that are wide already forget nothing.
-        return jnp.where(wide if family.diagonal_only else jnp.any(wide), jnp.ones_like(value), value)
+        return jnp.where(
+            wide if family.diagonal_only else jnp.any(wide), jnp.ones_like(value), value
+        )
 
     if callable(factor):
         return Forgetting(keep, None, "1 / (1 - factor(t)) rounds")
@@ -138,7 +152,9 @@ def random_walk(scale: ArrayLike | Callable[[Array], ArrayLike]) -> Forgetting:
     """
 
     def inflate(count: Array, q: Gaussian) -> Array:
-        return jnp.square(jnp.asarray(scale(count) if callable(scale) else scale, q.loc.dtype))
+        return jnp.square(
+            jnp.asarray(scale(count) if callable(scale) else scale, q.loc.dtype)
+        )
 
     unit = "rounds, h the information in a datum"
     if callable(scale):

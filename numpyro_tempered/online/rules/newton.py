@@ -88,7 +88,9 @@ def solve(
         to_fixed_point = jnp.log1p(rate * jnp.maximum(second, 0.0) * nu) - point.t
         least = -0.25 * growth * dv
         secant = -grad_t / jnp.where(to_fixed_point == 0.0, 1.0, to_fixed_point)
-        tt = jnp.where(tt > least, tt, jnp.where(secant > 0.0, jnp.minimum(secant, least), least))
+        tt = jnp.where(
+            tt > least, tt, jnp.where(secant > 0.0, jnp.minimum(secant, least), least)
+        )
         root_u, root_t = jnp.sqrt(uu), jnp.sqrt(jnp.where(tt > 0.0, tt, 1.0))
         cosine = jnp.clip(0.5 * rate * (in_u / root_u) * (dv / root_t), -0.9, 0.9)
         scaled_u, scaled_t = grad_u / root_u, grad_t / root_t
@@ -99,7 +101,10 @@ def solve(
         )
         decrement = -(step.u * grad_u + step.t * grad_t)
         to_v = dv * step.t
-        slope, curvature = first + second * step.u + 0.5 * in_u * to_v, second + in_u * step.u + in_v * to_v
+        slope, curvature = (
+            first + second * step.u + 0.5 * in_u * to_v,
+            second + in_u * step.u + in_v * to_v,
+        )
         return _Look(value, step, decrement, slope, curvature)
 
     def go_on(search: _Search) -> Array:
@@ -109,14 +114,18 @@ def solve(
         trial = jax.tree.map(jnp.add, search.point, search.step)
         at_trial = look(trial)
         noise = 8.0 * eps * (1.0 + jnp.abs(search.look.value))
-        better = (at_trial.value <= search.look.value + noise) & jnp.isfinite(at_trial.value)
+        better = (at_trial.value <= search.look.value + noise) & jnp.isfinite(
+            at_trial.value
+        )
         point, at_point = choose(better, (trial, at_trial), (search.point, search.look))
         quarter = jax.tree.map(lambda s: 0.25 * s, search.step)
         # The first trial is the explicit step, after which a shorter one of its direction makes no sense: a
         # variance below 1 is tried, and then Newton's step from the start.
         retry = choose(search.num_trials == 0, _Point(zero, jnp.log1p(nu)), quarter)
         retry = choose(search.num_trials == 1, _Point(zero, zero), retry)
-        return _Search(search.num_trials + 1, point, at_point, choose(better, at_trial.step, retry))
+        return _Search(
+            search.num_trials + 1, point, at_point, choose(better, at_trial.step, retry)
+        )
 
     zero = jnp.zeros_like(mean)
     # The first look needs no derivatives, and is that of the evaluation at hand.

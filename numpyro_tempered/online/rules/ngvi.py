@@ -6,7 +6,13 @@ from numpyro_tempered.core.checks import check_choice, check_number, is_traced
 from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, family_of, require
+from numpyro_tempered.gaussian.families.base import (
+    Curvature,
+    Gain,
+    Gaussian,
+    family_of,
+    require,
+)
 from numpyro_tempered.online import base as rules
 from numpyro_tempered.online.rules.forgetting import Forgetting, to_prior
 
@@ -92,14 +98,22 @@ def ngvi(
         q = rules.project(prior, box)
         return rules.start(prior, q, memory=family_of(q).start(q))
 
-    def curvature_of(q: Gaussian, evaluation: Evaluation) -> tuple[Curvature, Array | None]:
-        return family_of(q).floor(q, evaluation.grad_var) if negative == "floor" else (evaluation.grad_var, None)
+    def curvature_of(
+        q: Gaussian, evaluation: Evaluation
+    ) -> tuple[Curvature, Array | None]:
+        return (
+            family_of(q).floor(q, evaluation.grad_var)
+            if negative == "floor"
+            else (evaluation.grad_var, None)
+        )
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q, family = state.posterior, family_of(state.posterior)
         grad_var, floored = curvature_of(q, evaluation)
         gain = gain_of(rate, forget, state)
-        argmin, memory = family.natural_step(state.memory, q, state.prior, evaluation.grad_loc, grad_var, gain)
+        argmin, memory = family.natural_step(
+            state.memory, q, state.prior, evaluation.grad_loc, grad_var, gain
+        )
         if inflate is not None:
             argmin = family.inflate(argmin, inflate(state.count + 1, q))
             memory = family.start(argmin)
@@ -107,11 +121,17 @@ def ngvi(
             return rules.advance(state, argmin, memory, floored)
         # The next round starts from the projected q.
         q = rules.project(argmin, box)
-        memory = family.start(q) if family.clip_memory is None else family.clip_memory(memory, q, box.scale)
+        memory = (
+            family.start(q)
+            if family.clip_memory is None
+            else family.clip_memory(memory, q, box.scale)
+        )
         return rules.advance(state, q, memory, floored)
 
     accumulates = forget is None and box is None
-    return rules.Rule(init, update, curvature, name="ngvi", box=box, holds_evidence=accumulates)
+    return rules.Rule(
+        init, update, curvature, name="ngvi", box=box, holds_evidence=accumulates
+    )
 
 
 def as_forgetting(evidence: float, forget: Forgetting | None) -> Forgetting | None:
@@ -122,15 +142,21 @@ def as_forgetting(evidence: float, forget: Forgetting | None) -> Forgetting | No
     """
     check_number(evidence, "evidence", "(0, inf]")
     if is_traced(evidence):
-        raise ValueError("evidence must be a known number: pass a traced one by forget=to_prior(evidence).")
+        raise ValueError(
+            "evidence must be a known number: pass a traced one by forget=to_prior(evidence)."
+        )
     if not math.isfinite(evidence):
         return forget
     if forget is not None:
-        raise ValueError("a finite evidence forgets already, to the prior: give it or forget, not both.")
+        raise ValueError(
+            "a finite evidence forgets already, to the prior: give it or forget, not both."
+        )
     return to_prior(evidence)
 
 
-def gain_of(rate: rules.Schedule, forget: Forgetting | None, state: rules.OnlineState) -> Gain:
+def gain_of(
+    rate: rules.Schedule, forget: Forgetting | None, state: rules.OnlineState
+) -> Gain:
     """The weights of the next datum, of the present precision, and of the prior's."""
     count, q = state.count + 1, state.posterior
     alpha = rate(count, q)

@@ -7,7 +7,9 @@ from numpyro_tempered.online import base as rules
 
 
 @one_for_equal
-def oga(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) -> rules.Rule:
+def oga(
+    step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None
+) -> rules.Rule:
     r"""Online gradient algorithm on a point: :math:`\theta \leftarrow \Pi(\theta - \eta\nabla l_t)`.
 
     Starts at the prior mean. The posterior is the point itself: its scale is 0, and the two
@@ -41,13 +43,23 @@ def oga(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) ->
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
-        return rules.advance(state, q._replace(loc=q.loc - rate(state.count + 1, q) * evaluation.grad_loc))
+        return rules.advance(
+            state,
+            q._replace(loc=q.loc - rate(state.count + 1, q) * evaluation.grad_loc),
+        )
 
-    return rules.in_box(rules.Rule(init, update, curvature="none", name="oga", point=True, calibrated=False), box)
+    return rules.in_box(
+        rules.Rule(
+            init, update, curvature="none", name="oga", point=True, calibrated=False
+        ),
+        box,
+    )
 
 
 @one_for_equal
-def oga_el(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) -> rules.Rule:
+def oga_el(
+    step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None
+) -> rules.Rule:
     r"""Online gradient on the expected loss, :math:`\mu \leftarrow \Pi(\mu - \eta\nabla\bar L_t)`.
 
     The parameters are μ = (m, σ) with σ >= 0; the gradient in σ is 2σ times that in σ², so σ = 0 is
@@ -77,7 +89,14 @@ def oga_el(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None)
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
-        grads = require(q, "gradient", "oga_el")(q, evaluation.grad_loc, evaluation.grad_var)
-        return rules.advance(state, require(q, "descend", "oga_el")(q, grads, rate(state.count + 1, q)))
+        grads = require(q, "gradient", "oga_el")(
+            q, evaluation.grad_loc, evaluation.grad_var
+        )
+        return rules.advance(
+            state, require(q, "descend", "oga_el")(q, grads, rate(state.count + 1, q))
+        )
 
-    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="oga_el", calibrated=False), box)
+    return rules.in_box(
+        rules.Rule(init, update, curvature="hessian", name="oga_el", calibrated=False),
+        box,
+    )

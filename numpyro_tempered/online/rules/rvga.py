@@ -9,8 +9,18 @@ from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Predictors, rows_of
-from numpyro_tempered.gaussian.expectations.predictors import evaluate_predictors, predictor_covariance
-from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, Rows, carry, family_of
+from numpyro_tempered.gaussian.expectations.predictors import (
+    evaluate_predictors,
+    predictor_covariance,
+)
+from numpyro_tempered.gaussian.families.base import (
+    Curvature,
+    Gain,
+    Gaussian,
+    Rows,
+    carry,
+    family_of,
+)
 from numpyro_tempered.gaussian.families.full_rank import FullRank
 from numpyro_tempered.online import base as rules
 from numpyro_tempered.online.rules import descent, newton
@@ -72,7 +82,9 @@ def rvga(
     """
     rate, forget = rules.as_schedule(step_size), as_forgetting(evidence, forget)
 
-    def refine(datum: rules.Datum, first: Evaluation, state: rules.OnlineState) -> Evaluation:
+    def refine(
+        datum: rules.Datum, first: Evaluation, state: rules.OnlineState
+    ) -> Evaluation:
         q, gain = state.posterior, gain_of(rate, forget, state)
         if datum.quadratic and not family_of(q).diagonal_only:
             # One expansion is exact. With independent coordinates it is not that of their own minimum.
@@ -88,14 +100,20 @@ def rvga(
         before = beta * first.objective if at_hand else jnp.full_like(beta, jnp.inf)
         predictors = None if datum.predictors is None else datum.predictors(q.loc)
         if predictors is not None and predictors.mean.shape == (1,):
-            grad_loc, grad_var = _one_predictor(q, anchor, predictors, beta, datum.quadratic)
+            grad_loc, grad_var = _one_predictor(
+                q, anchor, predictors, beta, datum.quadratic
+            )
         elif predictors is not None and _are_few(predictors, q):
-            grad_loc, grad_var = _in_predictors(q, anchor, datum, predictors, beta, before)
+            grad_loc, grad_var = _in_predictors(
+                q, anchor, datum, predictors, beta, before
+            )
         else:
             grad_loc, grad_var = _natural_steps(q, anchor, datum, beta, before)
         # Under a wide prior the expected loss of a count may be beyond any number, and the step is right.
         most = jnp.finfo(q.loc.dtype).eps * jnp.finfo(q.loc.dtype).max
-        return Evaluation(first.at_mean, jnp.minimum(first.expected, most), grad_loc, grad_var)
+        return Evaluation(
+            first.at_mean, jnp.minimum(first.expected, most), grad_loc, grad_var
+        )
 
     rule = ngvi(step_size, forget=forget, box=box)
     return rule._replace(refine=refine, name="rvga")
@@ -107,8 +125,12 @@ def _anchor(state: rules.OnlineState, gain: Gain) -> Gaussian:
     if gain.keeps_all and not gain.pulls:
         return q
     no_loc = jnp.zeros_like(q.loc)
-    no_curvature = family.covariance_gradient(q, no_loc[None], jnp.zeros((1,), q.loc.dtype))
-    anchor, _ = family.natural_step(state.memory, q, state.prior, no_loc, no_curvature, gain)
+    no_curvature = family.covariance_gradient(
+        q, no_loc[None], jnp.zeros((1,), q.loc.dtype)
+    )
+    anchor, _ = family.natural_step(
+        state.memory, q, state.prior, no_loc, no_curvature, gain
+    )
     return family.canonical(anchor)
 
 
@@ -131,7 +153,9 @@ def _one_predictor(
         shift = offset + jnp.square(family.root(anchor)) * x * (rate * slope)
         grad_loc = x * slope + jnp.square(x) * (curvature * shift)
     else:
-        grad_loc = x * (slope + curvature * (jnp.dot(x, offset) + jnp.sum(shares) * rate * slope))
+        grad_loc = x * (
+            slope + curvature * (jnp.dot(x, offset) + jnp.sum(shares) * rate * slope)
+        )
     return grad_loc, grad_var
 
 
@@ -161,7 +185,12 @@ def _are_few(predictors: Predictors, q: Gaussian) -> bool:
 
 
 def _in_predictors(
-    q: Gaussian, anchor: Gaussian, datum: rules.Datum, predictors: Predictors, rate: Array, before: Array
+    q: Gaussian,
+    anchor: Gaussian,
+    datum: rules.Datum,
+    predictors: Predictors,
+    rate: Array,
+    before: Array,
 ) -> tuple[Array, Curvature]:
     """Gradients at the solution as seen from the mean of q, by a search over the predictors of a round."""
     family, shape = family_of(q), predictors.mean.shape
@@ -179,14 +208,18 @@ def _in_predictors(
     mask = rows_of(datum.mask, shape[0])
 
     def evaluate(p: Gaussian) -> Evaluation:
-        return evaluate_predictors(p, Predictors(jnp.reshape(p.loc, shape), rows, predictors.moments), mask)
+        return evaluate_predictors(
+            p, Predictors(jnp.reshape(p.loc, shape), rows, predictors.moments), mask
+        )
 
     of_u = datum._replace(evaluate=evaluate, predictors=None)
     p, at_p, converged = descent.search(in_u, _narrow(in_u, eye), of_u, rate, before)
     shift = matmul(jacobian, q.loc - anchor.loc) + mean - p.loc
     grad_loc = matmul(carry(at_p.grad_loc, at_p.grad_var, shift), jacobian)
     in_rows = cast(Rows, at_p.grad_var)
-    grad_var = family.covariance_gradient(q, matmul(in_rows.x, jacobian), in_rows.weights)
+    grad_var = family.covariance_gradient(
+        q, matmul(in_rows.x, jacobian), in_rows.weights
+    )
     return jnp.where(converged, grad_loc, jnp.nan), grad_var
 
 
@@ -196,6 +229,12 @@ def _narrow(anchor: Gaussian, x: Array) -> Gaussian:
     Under a wide prior an expected loss may be beyond any number, and its curvature with it.
     """
     family, one = family_of(anchor), jnp.ones((), anchor.loc.dtype)
-    curvature = family.covariance_gradient(anchor, x, jnp.full(x.shape[:1], 0.5, anchor.loc.dtype))
+    curvature = family.covariance_gradient(
+        anchor, x, jnp.full(x.shape[:1], 0.5, anchor.loc.dtype)
+    )
     memory, no_loc = family.start(anchor), jnp.zeros_like(anchor.loc)
-    return family.canonical(family.natural_step(memory, anchor, anchor, no_loc, curvature, Gain(one, one))[0])
+    return family.canonical(
+        family.natural_step(memory, anchor, anchor, no_loc, curvature, Gain(one, one))[
+            0
+        ]
+    )

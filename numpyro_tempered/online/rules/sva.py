@@ -12,7 +12,9 @@ from numpyro_tempered.online import base as rules
 
 
 @one_for_equal
-def sva(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) -> rules.Rule:
+def sva(
+    step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None
+) -> rules.Rule:
     r"""Sequential variational approximation: summed gradients, with a penalty for leaving the prior.
 
     .. math:: \mu_{t+1} = \arg\min_{\mu\in B} \Big\{\sum_{i\le t} \langle\nabla\bar L_i(\mu_i),
@@ -53,16 +55,24 @@ def sva(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) ->
     def init(prior: rules.Gaussian) -> rules.OnlineState:
         require(prior, "kl_prox", "sva")
         balls.check_prior(prior, box, "sva")
-        sums = jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros_like(leaf)), prior)
+        sums = jax.tree.map(
+            lambda leaf: CompensatedSum.start(jnp.zeros_like(leaf)), prior
+        )
         nearest = prior
         if ball is not None:
-            nearest = balls.kl_prox(prior, jnp.zeros_like(prior.loc), jnp.zeros_like(prior.loc), 1.0, ball)
+            nearest = balls.kl_prox(
+                prior, jnp.zeros_like(prior.loc), jnp.zeros_like(prior.loc), 1.0, ball
+            )
         return rules.start(prior, nearest, memory=sums)
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
-        grads = require(q, "gradient", "sva")(q, evaluation.grad_loc, evaluation.grad_var)
-        sums = type(grads)(*(total.add(term) for total, term in zip(state.memory, grads, strict=True)))
+        grads = require(q, "gradient", "sva")(
+            q, evaluation.grad_loc, evaluation.grad_var
+        )
+        sums = type(grads)(
+            *(total.add(term) for total, term in zip(state.memory, grads, strict=True))
+        )
         totals = type(grads)(*(total.value for total in sums))
         eta = rate(state.count + 1, q)
         if ball is None:

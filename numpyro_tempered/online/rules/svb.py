@@ -8,14 +8,25 @@ from numpyro_tempered.core.checks import check_number, is_traced
 from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Scalar
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.base import Gain, Gaussian, Q, able, family_of, require, supports
+from numpyro_tempered.gaussian.families.base import (
+    Gain,
+    Gaussian,
+    Q,
+    able,
+    family_of,
+    require,
+    supports,
+)
 from numpyro_tempered.online import ball as balls
 from numpyro_tempered.online import base as rules
 
 
 @one_for_equal
 def svb(
-    step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None, *, evidence: float = math.inf
+    step_size: rules.StepSize,
+    box: rules.Box | rules.Ball | None = None,
+    *,
+    evidence: float = math.inf,
 ) -> rules.Rule:
     r"""Streaming variational Bayes: one gradient, with a penalty for leaving the current posterior.
 
@@ -59,7 +70,9 @@ def svb(
     if is_traced(evidence):
         raise ValueError("evidence must be a known number, not a traced one.")
     forgets = math.isfinite(check_number(evidence, "evidence", "(0, inf]"))
-    if forgets and (isinstance(box, rules.Ball) or isinstance(step_size, rules.SVBRate)):
+    if forgets and (
+        isinstance(box, rules.Ball) or isinstance(step_size, rules.SVBRate)
+    ):
         raise ValueError(
             "a finite evidence is for a step_size that is a float or a schedule of the count, and no Ball: "
             "svb_rate and the projection on a ball are those of objective (7)."
@@ -68,7 +81,9 @@ def svb(
     def init(prior: Gaussian) -> rules.OnlineState:
         require(prior, "kl_prox", "svb")
         balls.check_prior(prior, box, "svb")
-        if isinstance(step_size, rules.SVBRate) and not supports(prior, "kl_prox_scaled"):
+        if isinstance(step_size, rules.SVBRate) and not supports(
+            prior, "kl_prox_scaled"
+        ):
             raise TypeError(
                 f"svb_rate sets one rate per coordinate, on {able('kl_prox_scaled')}; on {type(prior).__name__} "
                 "take a float or a schedule of the count."
@@ -77,9 +92,13 @@ def svb(
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
-        grads = require(q, "gradient", "svb")(q, evaluation.grad_loc, evaluation.grad_var)
+        grads = require(q, "gradient", "svb")(
+            q, evaluation.grad_loc, evaluation.grad_var
+        )
         if isinstance(step_size, rules.SVBRate):
-            argmin = require(q, "kl_prox_scaled", "svb")(q, grads, step_size.times_variance(state.count + 1, q))
+            argmin = require(q, "kl_prox_scaled", "svb")(
+                q, grads, step_size.times_variance(state.count + 1, q)
+            )
         else:
             eta, anchor = rate(state.count + 1, q), q
             if forgets:
@@ -88,13 +107,19 @@ def svb(
             argmin = require(q, "kl_prox", "svb")(anchor, grads, eta)
         return rules.advance(state, argmin)
 
-    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="svb", calibrated=False), box)
+    return rules.in_box(
+        rules.Rule(init, update, curvature="hessian", name="svb", calibrated=False), box
+    )
 
 
 def _towards(q: Q, prior: Q, share: Scalar) -> Q:
     """The Gaussian proportional to prior^share q^(1 - share)."""
     family = family_of(q)
-    nothing = family.covariance_gradient(q, jnp.zeros_like(q.loc)[None], jnp.zeros((1,), q.loc.dtype))
+    nothing = family.covariance_gradient(
+        q, jnp.zeros_like(q.loc)[None], jnp.zeros((1,), q.loc.dtype)
+    )
     gain = Gain(0.0, 1.0 - share, share)
-    mixed, _ = family.natural_step(family.start(q), q, prior, jnp.zeros_like(q.loc), nothing, gain)
+    mixed, _ = family.natural_step(
+        family.start(q), q, prior, jnp.zeros_like(q.loc), nothing, gain
+    )
     return family.canonical(mixed)

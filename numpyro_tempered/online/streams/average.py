@@ -7,7 +7,14 @@ import jax.numpy as jnp
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
-from numpyro_tempered.online.base import Data, Gaussian, Losses, OnlineState, Rule, memory_of
+from numpyro_tempered.online.base import (
+    Data,
+    Gaussian,
+    Losses,
+    OnlineState,
+    Rule,
+    memory_of,
+)
 
 
 class RunningAverage(NamedTuple):
@@ -56,29 +63,43 @@ def with_average(rule: Rule) -> Rule:
     def init(prior: Gaussian) -> OnlineState:
         state = rule.init(prior)
         zero = jnp.zeros_like(state.posterior.loc)
-        average = RunningAverage(state.memory, CompensatedSum.start(zero), jnp.zeros_like(state.count))
+        average = RunningAverage(
+            state.memory, CompensatedSum.start(zero), jnp.zeros_like(state.count)
+        )
         return state._replace(memory=average)
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         average = state.memory
         after = rule.update(evaluation, state._replace(memory=average.memory))
         total = average.total.add(state.posterior.loc)
-        return after._replace(memory=RunningAverage(after.memory, total, average.count + 1))
+        return after._replace(
+            memory=RunningAverage(after.memory, total, average.count + 1)
+        )
 
     def step(
-        expectation: Expectation, state: OnlineState, data: Data, rng_key: Array | None, mask: Array | None
+        expectation: Expectation,
+        state: OnlineState,
+        data: Data,
+        rng_key: Array | None,
+        mask: Array | None,
     ) -> tuple[OnlineState, Losses]:
         average = state.memory
         inner = state._replace(memory=average.memory)
         after, losses = rule.step(expectation, inner, data, rng_key, mask)  # type: ignore[misc]
         # Such a rule accepts or rejects its round itself.
         increase = after.count - state.count
-        term = jnp.where(increase > 0, state.posterior.loc, jnp.zeros_like(state.posterior.loc))
-        average = RunningAverage(after.memory, average.total.add(term), average.count + increase)
+        term = jnp.where(
+            increase > 0, state.posterior.loc, jnp.zeros_like(state.posterior.loc)
+        )
+        average = RunningAverage(
+            after.memory, average.total.add(term), average.count + increase
+        )
         return after._replace(memory=average), losses
 
     whole_round = None if rule.step is None else step
-    return rule._replace(init=init, update=update, step=whole_round, name=f"{rule.name}, averaged")
+    return rule._replace(
+        init=init, update=update, step=whole_round, name=f"{rule.name}, averaged"
+    )
 
 
 def average(state: OnlineState) -> Array:
@@ -102,4 +123,8 @@ def average(state: OnlineState) -> Array:
     """
     memory = memory_of(state, RunningAverage, "with_average(rule)")
     total, count = memory.total.value + memory.total.error, memory.count
-    return jnp.where(count > 0, total / jnp.maximum(count, 1).astype(total.dtype), state.posterior.loc)
+    return jnp.where(
+        count > 0,
+        total / jnp.maximum(count, 1).astype(total.dtype),
+        state.posterior.loc,
+    )

@@ -11,11 +11,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.chunks import blocks
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.online.streams.processes import attempt, exchange, gather, raise_first
+from numpyro_tempered.online.streams.processes import (
+    attempt,
+    exchange,
+    gather,
+    raise_first,
+)
 
 
 def global_batches(
-    chunks: Iterable[tuple], *, size: int = 1024, mesh: Mesh | None = None, skip: int = 0
+    chunks: Iterable[tuple],
+    *,
+    size: int = 1024,
+    mesh: Mesh | None = None,
+    skip: int = 0,
 ) -> Iterator[tuple[tuple[Array, ...], Array]]:
     """Batches of the rows that all processes read, each its own share, for :func:`update` with its mask.
 
@@ -47,26 +56,40 @@ def global_batches(
         >>> [int(mask.sum()) for (x, y), mask in nt.online.global_batches(chunks, size=4)]
         [4, 1]
     """
-    mesh = Mesh(np.array(jax.devices()), ("rows",)) if mesh is None else Mesh(mesh.devices, mesh.axis_names)
+    mesh = (
+        Mesh(np.array(jax.devices()), ("rows",))
+        if mesh is None
+        else Mesh(mesh.devices, mesh.axis_names)
+    )
     count = jax.process_count()
     if check_count(size, "size", least=2 * count) % mesh.size:
-        raise ValueError(f"size must be a multiple of the {mesh.size} devices of the mesh, got {size}.")
+        raise ValueError(
+            f"size must be a multiple of the {mesh.size} devices of the mesh, got {size}."
+        )
     num_rows = size // count
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     local = _local_blocks(chunks, num_rows, skip)
     block, failure = attempt(lambda: next(local, None))
     empty = _empty_block(block, failure, num_rows)
     if not empty and not skip:
-        raise ValueError("no process has a row. An iterator is used up by one pass: give a list, or a new one.")
+        raise ValueError(
+            "no process has a row. An iterator is used up by one pass: give a list, or a new one."
+        )
     while True:
-        numbers = gather(np.asarray([-1 if failure else block[1] if block else 0], np.int32))[:, 0]
+        numbers = gather(
+            np.asarray([-1 if failure else block[1] if block else 0], np.int32)
+        )[:, 0]
         if np.any(numbers < 0):
             raise_first(exchange(failure))
         if not np.any(numbers):
             return
         rows, number = block or (empty, 0)
-        placed = [jax.make_array_from_process_local_data(sharding, leaf) for leaf in rows]
-        mask = jax.make_array_from_process_local_data(sharding, np.arange(num_rows) < number)
+        placed = [
+            jax.make_array_from_process_local_data(sharding, leaf) for leaf in rows
+        ]
+        mask = jax.make_array_from_process_local_data(
+            sharding, np.arange(num_rows) < number
+        )
         yield tuple(placed), mask
         block, failure = attempt(lambda: next(local, None))
 
@@ -80,9 +103,13 @@ def _local_blocks(
     if not first:
         return
     kinds: list[np.dtype] = []
-    for rows, number in blocks(itertools.chain(first, iterator), num_rows, skip * num_rows):
+    for rows, number in blocks(
+        itertools.chain(first, iterator), num_rows, skip * num_rows
+    ):
         if not all(isinstance(leaf, np.ndarray) for leaf in rows):
-            raise ValueError("a chunk must be a tuple of arrays, such as (x, y), and none of them a tree.")
+            raise ValueError(
+                "a chunk must be a tuple of arrays, such as (x, y), and none of them a tree."
+            )
         kinds = kinds or [leaf.dtype for leaf in rows]
         yield tuple(map(_as_first, rows, kinds)), number
 
@@ -109,13 +136,19 @@ def _empty_block(
     Raises:
         ValueError: If forms differ.
     """
-    form = "" if block is None else json.dumps([[str(leaf.dtype), leaf.shape[1:]] for leaf in block[0]])
+    form = (
+        ""
+        if block is None
+        else json.dumps([[str(leaf.dtype), leaf.shape[1:]] for leaf in block[0]])
+    )
     forms = exchange(form)
     failures = exchange(failure)
     if any(failures):
         raise_first(failures)
     present = sorted({form for form in forms if form})
     if len(present) > 1:
-        raise ValueError(f"rows are {' and '.join(present)} on several processes: all must agree.")
+        raise ValueError(
+            f"rows are {' and '.join(present)} on several processes: all must agree."
+        )
     kinds = json.loads(present[0]) if present else []
     return tuple(np.zeros((num_rows, *shape), dtype) for dtype, shape in kinds)

@@ -9,7 +9,15 @@ from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian
-from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, choose, layers, move
+from numpyro_tempered.online.base import (
+    Data,
+    Losses,
+    OnlineState,
+    Rule,
+    choose,
+    layers,
+    move,
+)
 from numpyro_tempered.online.experts.grid import scale_gradients
 from numpyro_tempered.online.experts.state import Experts
 from numpyro_tempered.online.stream import step as one_round
@@ -70,11 +78,19 @@ def clip(rule: Rule, max_move: float = 3.0) -> Rule:
     def init(prior: Gaussian) -> OnlineState:
         state = rule.init(prior)
         if any(isinstance(memory, Experts) for memory in layers(state)):
-            raise TypeError("an aggregate moves as its weights do: clip the rules of its grids instead.")
-        return state._replace(memory=Clipping(state.memory, jnp.zeros_like(state.count)))
+            raise TypeError(
+                "an aggregate moves as its weights do: clip the rules of its grids instead."
+            )
+        return state._replace(
+            memory=Clipping(state.memory, jnp.zeros_like(state.count))
+        )
 
     def step(
-        expectation: Expectation, state: OnlineState, data: Data, rng_key: Array | None, mask: Array | None
+        expectation: Expectation,
+        state: OnlineState,
+        data: Data,
+        rng_key: Array | None,
+        mask: Array | None,
     ) -> tuple[OnlineState, Losses]:
         before = state._replace(memory=state.memory.memory)
 
@@ -89,23 +105,44 @@ def clip(rule: Rule, max_move: float = 3.0) -> Rule:
 
         def shorten(trial: tuple) -> tuple:
             number, weight, (_, _, length) = trial
-            weight = jnp.where(number < 0, weight, weight * jnp.minimum(0.99 * max_move / length, 0.5))
+            weight = jnp.where(
+                number < 0, weight, weight * jnp.minimum(0.99 * max_move / length, 0.5)
+            )
             return number + 1, weight, attempt(weight)
 
         # The first trial, of weight 1, is one of the loop: the round is compiled once.
         one = jnp.ones((), state.posterior.loc.dtype)
         shapes = jax.eval_shape(attempt, one)
         zero = state.count - state.count
-        none = jax.tree.map(lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), leaf.shape), shapes[1])
-        begin = (zero - 1, one + zero.astype(one.dtype), (before, none, zero.astype(one.dtype) + jnp.inf))
-        _, weight, (after, losses, length) = jax.lax.while_loop(too_long, shorten, begin)
+        none = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), leaf.shape),
+            shapes[1],
+        )
+        begin = (
+            zero - 1,
+            one + zero.astype(one.dtype),
+            (before, none, zero.astype(one.dtype) + jnp.inf),
+        )
+        _, weight, (after, losses, length) = jax.lax.while_loop(
+            too_long, shorten, begin
+        )
         fits = length <= max_move
         after = choose(fits, after, before._replace(rejected=before.rejected + 1))
         shortened = fits & (weight < 1.0) & (after.count > state.count)
-        memory = Clipping(after.memory, state.memory.shortened + shortened.astype(state.count.dtype))
+        memory = Clipping(
+            after.memory, state.memory.shortened + shortened.astype(state.count.dtype)
+        )
         return after._replace(memory=memory), losses
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
-        raise TypeError("a clipped rule evaluates a round until it is short enough: use run or update.")
+        raise TypeError(
+            "a clipped rule evaluates a round until it is short enough: use run or update."
+        )
 
-    return rule._replace(init=init, update=update, step=step, name=f"{rule.name}, clipped", holds_evidence=False)
+    return rule._replace(
+        init=init,
+        update=update,
+        step=step,
+        name=f"{rule.name}, clipped",
+        holds_evidence=False,
+    )

@@ -72,7 +72,9 @@ def pending(capacity: int, *datum: object) -> Pending:
 
     def room(leaf: Array) -> Array:
         is_narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
-        return jnp.zeros((capacity, *leaf.shape), jnp.float32 if is_narrow else leaf.dtype)
+        return jnp.zeros(
+            (capacity, *leaf.shape), jnp.float32 if is_narrow else leaf.dtype
+        )
 
     data = jax.tree.map(room, stream_arrays(datum))
     written, dropped = (jnp.zeros((), jnp.int32) for _ in range(2))
@@ -130,8 +132,14 @@ def remember(store: Pending, ids: object, *data: object) -> Pending:
     return Pending(
         ids=store.ids.at[places].set(words),
         waiting=waiting.at[places].set(~jnp.any(later, axis=1)),
-        order=store.order.at[places].set(store.written + jnp.arange(count, dtype=jnp.int32)),
-        data=jax.tree.map(lambda old, new: old.at[places].set(_as_stored(new, old.dtype)), store.data, arrays),
+        order=store.order.at[places].set(
+            store.written + jnp.arange(count, dtype=jnp.int32)
+        ),
+        data=jax.tree.map(
+            lambda old, new: old.at[places].set(_as_stored(new, old.dtype)),
+            store.data,
+            arrays,
+        ),
         written=store.written + count,
         dropped=store.dropped + jnp.sum(waiting[places], dtype=jnp.int32),
     )
@@ -164,7 +172,11 @@ def recall(store: Pending, ids: object) -> tuple[tuple[object, ...], Array, Pend
     match = store.waiting[:, None] & _equal(store.ids, jnp.asarray(id_words(ids)))
     places = jnp.argmax(match, axis=0)
     data = jax.tree.map(lambda leaf: leaf[places], store.data)
-    return data, jnp.any(match, axis=0), store._replace(waiting=store.waiting & ~jnp.any(match, axis=1))
+    return (
+        data,
+        jnp.any(match, axis=0),
+        store._replace(waiting=store.waiting & ~jnp.any(match, axis=1)),
+    )
 
 
 def id_words(ids: object) -> Numbers:
@@ -219,17 +231,27 @@ def _whole(entry: object) -> int:
         # Beyond, several integers have one floating number.
         if abs(entry) <= 2 ** (np.finfo(type(entry)).nmant + 1):
             return int(entry) % 2**64
-        raise ValueError(f"{_EXPECTED}, got {entry}, a float that does not tell integers apart: pass integers.")
-    if isinstance(entry, datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64):
-        advice = " Pass numbers, such as np.asarray(ids, 'datetime64[us]').astype(np.int64)."
+        raise ValueError(
+            f"{_EXPECTED}, got {entry}, a float that does not tell integers apart: pass integers."
+        )
+    if isinstance(
+        entry, datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64
+    ):
+        advice = (
+            " Pass numbers, such as np.asarray(ids, 'datetime64[us]').astype(np.int64)."
+        )
     elif isinstance(entry, str | bytes):
         advice = " Pass 64 bits of a hash, such as int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])."
     elif not isinstance(entry, bool | np.bool_) and hasattr(entry, "__index__"):
         number = operator.index(entry)
         if -(2**63) <= number < 2**64:
             return number % 2**64
-        raise ValueError(f"{_EXPECTED}, got {number}. Pass 64 bits of it, such as number >> 64.")
-    raise TypeError(f"{_EXPECTED}, got the {type(entry).__name__} {str(entry)!r:.40}.{advice}")
+        raise ValueError(
+            f"{_EXPECTED}, got {number}. Pass 64 bits of it, such as number >> 64."
+        )
+    raise TypeError(
+        f"{_EXPECTED}, got the {type(entry).__name__} {str(entry)!r:.40}.{advice}"
+    )
 
 
 def _equal(a: Array, b: Array) -> Array:
@@ -246,7 +268,9 @@ def _as_stored(new: Array, dtype: np.dtype) -> Array:
     is_floating = jnp.issubdtype(dtype, jnp.floating)
     if not (is_floating or np.can_cast(new.dtype, dtype, "safe")):
         with np.errstate(invalid="ignore"):
-            is_kept = not is_traced(new) and np.array_equal(np.asarray(new).astype(dtype), new)
+            is_kept = not is_traced(new) and np.array_equal(
+                np.asarray(new).astype(dtype), new
+            )
         if not is_kept:
             raise TypeError(
                 f"the store holds {dtype}, as its datum in pending, and would change {new.dtype}: give pending a "

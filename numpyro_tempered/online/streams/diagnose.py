@@ -11,7 +11,11 @@ from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.families.base import family_of, is_gaussian
 from numpyro_tempered.online.base import Box, OnlineState, Rule, layers
-from numpyro_tempered.online.streams.findings import Finding, StreamWarning, count_findings
+from numpyro_tempered.online.streams.findings import (
+    Finding,
+    StreamWarning,
+    count_findings,
+)
 from numpyro_tempered.online.streams.standardise import Standardisation
 
 # A variance a million million times smaller than the prior's: that of 10^12 data of unit information.
@@ -25,7 +29,12 @@ FEATURE_RATIO = 1e3
 
 
 def diagnose(
-    rule: Rule, state: OnlineState, x: ArrayLike | None = None, *, box: Box | None = None, warn: bool = True
+    rule: Rule,
+    state: OnlineState,
+    x: ArrayLike | None = None,
+    *,
+    box: Box | None = None,
+    warn: bool = True,
 ) -> tuple[Finding, ...]:
     """Check a state on the host after a run, and warn once of each kind of trouble.
 
@@ -73,9 +82,13 @@ def diagnose(
             f"diagnose looks at one stream, got {np.shape(state.count)} of them: take one by "
             "jax.tree.map(lambda leaf: leaf[i], state)."
         )
-    findings = [*_posterior_findings(rule, state, rule.box if box is None else box, sites)]
+    findings = [
+        *_posterior_findings(rule, state, rule.box if box is None else box, sites)
+    ]
     findings += count_findings(state)
-    if x is not None and not any(isinstance(memory, Standardisation) for memory in layers(state)):
+    if x is not None and not any(
+        isinstance(memory, Standardisation) for memory in layers(state)
+    ):
         findings += _feature_findings(to_host(x).astype(float))
     if warn:
         for finding in findings:
@@ -83,11 +96,15 @@ def diagnose(
     return tuple(findings)
 
 
-def _posterior_findings(rule: Rule, state: OnlineState, box: Box | None, sites: Sites) -> Iterator[Finding]:
+def _posterior_findings(
+    rule: Rule, state: OnlineState, box: Box | None, sites: Sites
+) -> Iterator[Finding]:
     q, prior = state.posterior, state.prior
     if not is_gaussian(q):
         return
-    scales, prior_scales = (np.asarray(family_of(p).marginal_scale(p), dtype=float) for p in (q, prior))
+    scales, prior_scales = (
+        np.asarray(family_of(p).marginal_scale(p), dtype=float) for p in (q, prior)
+    )
     (small,) = np.nonzero(scales < COLLAPSE * prior_scales)
     if small.size and not rule.point:
         yield Finding(
@@ -99,7 +116,9 @@ def _posterior_findings(rule: Rule, state: OnlineState, box: Box | None, sites: 
         )
     if box is None:
         return
-    max_loc, max_scale = (np.asarray(bound, dtype=np.asarray(q.loc).dtype) for bound in box)
+    max_loc, max_scale = (
+        np.asarray(bound, dtype=np.asarray(q.loc).dtype) for bound in box
+    )
     binds = (np.abs(q.loc) >= max_loc) & (np.abs(prior.loc) < max_loc)
     if family_of(q).diagonal_only:
         binds |= (scales >= max_scale) & (prior_scales < max_scale)
@@ -120,7 +139,11 @@ def _names(coordinates: np.ndarray, sites: Sites) -> str:
     for place, number in enumerate(coordinates[:MOST_NAMES] if sites else ()):
         which = int(np.searchsorted(ends, number, side="right"))
         site, shape = sites[which]
-        index = np.unravel_index(number - ends[which] + math.prod(shape), shape) if shape else ()
+        index = (
+            np.unravel_index(number - ends[which] + math.prod(shape), shape)
+            if shape
+            else ()
+        )
         names[place] = site + (str([int(i) for i in index]) if shape else "")
     return ", ".join(names) + (", ..." if len(coordinates) > MOST_NAMES else "")
 

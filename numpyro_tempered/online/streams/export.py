@@ -77,19 +77,30 @@ def export_update(
     """
     check_flatbuffers()
     if not hasattr(online, "prepare_round"):
-        raise TypeError(f"export_update(path, online, state, *args) takes an OnlineVI, got {describe(online)}.")
+        raise TypeError(
+            f"export_update(path, online, state, *args) takes an OnlineVI, got {describe(online)}."
+        )
     if is_traced(state, args, kwargs):
-        raise TypeError("export_update writes a file: call it outside of jit, vmap and scan.")
+        raise TypeError(
+            "export_update writes a file: call it outside of jit, vmap and scan."
+        )
     arrays, arguments, expectation = online.prepare_round(mask, args, kwargs)
-    if odd := [value for value in arguments.static if not isinstance(value, str | int | None)]:
-        raise TypeError(f"an exported update takes arrays, strings, booleans and integers, got {odd[0]!r}.")
+    if odd := [
+        value for value in arguments.static if not isinstance(value, str | int | None)
+    ]:
+        raise TypeError(
+            f"an exported update takes arrays, strings, booleans and integers, got {odd[0]!r}."
+        )
     mask = check_mask(mask, arrays, num_axes=1)
     impl = jax.random.key_impl(state.rng_key)
     step = Step(online.rule, expectation)
     # The trace that the OnlineVI runs, in which scalars have the dtypes that they had for the model.
-    one_round: RoundStep = share_trace(step, state.rule_state, arrays, state.rng_key, mask)  # type: ignore[arg-type]
+    example = state.rule_state, arrays, state.rng_key, mask
+    one_round: RoundStep = share_trace(step, *example)  # type: ignore[arg-type]
 
-    def run(number: Array, leaves: list, arrays: list, mask: Array | None) -> tuple[list, tuple]:
+    def run(
+        number: Array, leaves: list, arrays: list, mask: Array | None
+    ) -> tuple[list, tuple]:
         before = with_leaves(state, leaves)
         rounds = Rounds(tuple(arrays), mask, number)
         after, losses = single(one_round, before.rule_state, rounds, before.rng_key)
@@ -122,7 +133,11 @@ def export_update(
         "arrays": [kind_of(array) for array in arrays],
         "mask": None if mask is None else kind_of(mask),
     }
-    write_file(path, header, [*(np.frombuffer(p.serialize(), np.uint8) for p in programs), *values])
+    write_file(
+        path,
+        header,
+        [*(np.frombuffer(p.serialize(), np.uint8) for p in programs), *values],
+    )
 
 
 def _form(leaf: Array) -> jax.ShapeDtypeStruct:

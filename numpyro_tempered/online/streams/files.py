@@ -33,7 +33,9 @@ def archive_of(header: dict, leaves: list[np.ndarray]) -> dict:
     return arrays | {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
 
 
-def write_arrays(path: str | os.PathLike[str], header: dict, leaves: list[np.ndarray]) -> None:
+def write_arrays(
+    path: str | os.PathLike[str], header: dict, leaves: list[np.ndarray]
+) -> None:
     """:func:`write_file` of arrays of the host, whose kinds the header has."""
     arrays = archive_of(header, leaves)
     path = Path(path)
@@ -73,10 +75,14 @@ def read_archive(file: BinaryIO, name: str, what: str) -> tuple[dict, list[np.nd
         with np.load(file, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes().decode())
             kinds = [(str(dtype), tuple(shape)) for dtype, shape in header["leaves"]]
-            return header, [stored_array(archive[f"leaf{i}"], *kind) for i, kind in enumerate(kinds)]
+            return header, [
+                stored_array(archive[f"leaf{i}"], *kind) for i, kind in enumerate(kinds)
+            ]
     except Exception as error:
         # A damaged archive raises almost any error, of struct, zlib, zipfile, NumPy or json.
-        raise ValueError(f"{name} is truncated, or not {what} ({type(error).__name__}: {error}).") from error
+        raise ValueError(
+            f"{name} is truncated, or not {what} ({type(error).__name__}: {error})."
+        ) from error
 
 
 def stored_array(array: np.ndarray, dtype: str, shape: tuple) -> np.ndarray:
@@ -89,19 +95,28 @@ def stored_array(array: np.ndarray, dtype: str, shape: tuple) -> np.ndarray:
         # Keys are stored as their data, whose last axis depends on the implementation.
         agrees = array.dtype == np.uint32 and array.shape[:-1] == shape
     elif array.dtype == np.uint8 and dtype != "uint8":
-        agrees = array.ndim == 1 and array.size == np.prod(shape, dtype=int) * jnp.dtype(dtype).itemsize
+        agrees = (
+            array.ndim == 1
+            and array.size == np.prod(shape, dtype=int) * jnp.dtype(dtype).itemsize
+        )
     else:
         agrees = (str(array.dtype), array.shape) == (dtype, shape)
     if not agrees:
         stored = f"{array.dtype}{list(array.shape)}"
-        raise ValueError(f"an array is {stored}, and the header says {dtype}{list(shape)}")
+        raise ValueError(
+            f"an array is {stored}, and the header says {dtype}{list(shape)}"
+        )
     return array
 
 
 def as_bytes(leaf: Array | np.ndarray) -> np.ndarray:
     """The array; as bytes where NumPy has no name for the dtype, such as bfloat16."""
     array = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-    return array if array.dtype.isbuiltin == 1 else np.frombuffer(array.tobytes(), np.uint8)
+    return (
+        array
+        if array.dtype.isbuiltin == 1
+        else np.frombuffer(array.tobytes(), np.uint8)
+    )
 
 
 def from_bytes(array: np.ndarray, leaf: Array | jax.ShapeDtypeStruct) -> Array:
@@ -109,7 +124,9 @@ def from_bytes(array: np.ndarray, leaf: Array | jax.ShapeDtypeStruct) -> Array:
     if is_key(leaf):
         # A shape without values does not tell its implementation: a key of its dtype does.
         key = leaf if isinstance(leaf, jax.Array) else jnp.empty((), leaf.dtype)
-        return jax.random.wrap_key_data(jax.device_put(array), impl=jax.random.key_impl(key))
+        return jax.random.wrap_key_data(
+            jax.device_put(array), impl=jax.random.key_impl(key)
+        )
     if array.dtype != leaf.dtype:
         array = np.frombuffer(array.tobytes(), leaf.dtype).reshape(leaf.shape)
     # jnp.asarray would compile a program for each shape.
@@ -140,10 +157,16 @@ def describe(structure: jax.tree_util.PyTreeDef) -> Description:
         return "*"
     kind, static = data
     fields = getattr(kind, "_fields", static)
-    return [kind.__name__, repr(fields), *(describe(child) for child in structure.children())]
+    return [
+        kind.__name__,
+        repr(fields),
+        *(describe(child) for child in structure.children()),
+    ]
 
 
-def difference(stored: Description, expected: Description, where: str = "the whole state") -> str:
+def difference(
+    stored: Description, expected: Description, where: str = "the whole state"
+) -> str:
     """The first place where two descriptions differ, in words."""
 
     def plain(part: Description) -> str:
@@ -154,5 +177,11 @@ def difference(stored: Description, expected: Description, where: str = "the who
     is_leaf = not (isinstance(stored, list) and isinstance(expected, list))
     if is_leaf or stored[:2] != expected[:2] or len(stored) != len(expected):
         return f"{where} is {plain(stored)}, expected {plain(expected)}"
-    number = next(i for i, pair in enumerate(zip(stored, expected, strict=True)) if pair[0] != pair[1])
-    return difference(stored[number], expected[number], f"part {number - 2} of {stored[0]}")
+    number = next(
+        i
+        for i, pair in enumerate(zip(stored, expected, strict=True))
+        if pair[0] != pair[1]
+    )
+    return difference(
+        stored[number], expected[number], f"part {number - 2} of {stored[0]}"
+    )

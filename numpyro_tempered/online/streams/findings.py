@@ -84,9 +84,14 @@ def count_findings(
     state: OnlineState, before: OnlineState | None = None, rounds: Pass | None = None
 ) -> Iterator[Finding]:
     """Findings in the counters of a state, less those of the state before a run."""
-    counters = {name: int(getattr(state, name)) for name in ("count", "rejected", "jumps")}
+    counters = {
+        name: int(getattr(state, name)) for name in ("count", "rejected", "jumps")
+    }
     if before is not None:
-        counters = {name: number - int(getattr(before, name)) for name, number in counters.items()}
+        counters = {
+            name: number - int(getattr(before, name))
+            for name, number in counters.items()
+        }
     total = counters["count"] + counters["rejected"]
     if counters["rejected"]:
         where = _skipped(state, before)
@@ -112,13 +117,19 @@ def count_findings(
 
 def _skipped(state: OnlineState, before: OnlineState | None) -> list[str]:
     """How many of the rejections are those of a rule by :func:`skip`."""
-    number = _memory_sum(state, Skipping, "skipped") - _memory_sum(before, Skipping, "skipped")
+    number = _memory_sum(state, Skipping, "skipped") - _memory_sum(
+        before, Skipping, "skipped"
+    )
     return [f"{int(number)} skipped by the rule"] if number else []
 
 
 def _memory_sum(state: OnlineState | None, kind: type, name: str) -> float:
     """The sum of a number over the layers of a memory that are of one kind."""
-    memories = [] if state is None else [memory for memory in layers(state) if isinstance(memory, kind)]
+    memories = (
+        []
+        if state is None
+        else [memory for memory in layers(state) if isinstance(memory, kind)]
+    )
     return sum(float(_value(getattr(memory, name))) for memory in memories)
 
 
@@ -126,10 +137,16 @@ def _value(number: Array | CompensatedSum) -> Array:
     return number.value if isinstance(number, CompensatedSum) else number
 
 
-def _weight_findings(state: OnlineState, before: OnlineState | None) -> Iterator[Finding]:
+def _weight_findings(
+    state: OnlineState, before: OnlineState | None
+) -> Iterator[Finding]:
     """Whether a rule by :func:`robust` gave its data little weight."""
-    number = _memory_sum(state, Weighing, "count") - _memory_sum(before, Weighing, "count")
-    total = _memory_sum(state, Weighing, "total") - _memory_sum(before, Weighing, "total")
+    number = _memory_sum(state, Weighing, "count") - _memory_sum(
+        before, Weighing, "count"
+    )
+    total = _memory_sum(state, Weighing, "total") - _memory_sum(
+        before, Weighing, "total"
+    )
     if number >= MIN_ROUNDS and total < MIN_WEIGHT * number:
         message = (
             f"robust gave {int(number)} rounds a mean weight of {total / number:.2g}: most are far from their "
@@ -147,7 +164,9 @@ def _where(rounds: Pass, number: int) -> list[str]:
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             # Rounds of several processes are looked at where they are.
             library = jnp if spans_processes(leaf) else np
-            missing |= ~to_host(library.all(library.isfinite(leaf).reshape(num_rounds, -1), axis=1))
+            missing |= ~to_host(
+                library.all(library.isfinite(leaf).reshape(num_rounds, -1), axis=1)
+            )
     at_mean = to_host(rounds.losses.at_mean)
     lost = ~(np.isfinite(at_mean) & np.isfinite(to_host(rounds.losses.expected)))
     if rounds.mask is not None and np.ndim(rounds.mask) == 1:
@@ -159,9 +178,13 @@ def _where(rounds: Pass, number: int) -> list[str]:
         lost &= ~np.isfinite(at_mean)
     parts = []
     if missing.any() and (rounds.mask is None or np.ndim(rounds.mask) == 1):
-        parts.append(f"{missing.sum()} with data that are not finite, the first in row {missing.argmax()}")
+        parts.append(
+            f"{missing.sum()} with data that are not finite, the first in row {missing.argmax()}"
+        )
     if lost.any():
-        parts.append(f"{lost.sum()} with a loss that is not finite, the first in row {lost.argmax()}")
+        parts.append(
+            f"{lost.sum()} with a loss that is not finite, the first in row {lost.argmax()}"
+        )
         parts += _common_outcome(jax.tree.leaves(rounds.data)[-1], lost)
     return parts
 
@@ -175,7 +198,11 @@ def _common_outcome(outcomes: Array, lost: np.ndarray) -> list[str]:
         return []
     distinct = np.unique(values[np.isfinite(values)])
     whole = [f"{value:g}" for value in distinct if np.all(lost[values[:, 0] == value])]
-    return [f"all those of outcome {', '.join(whole)}"] if whole and distinct.size <= MAX_OUTCOMES else []
+    return (
+        [f"all those of outcome {', '.join(whole)}"]
+        if whole and distinct.size <= MAX_OUTCOMES
+        else []
+    )
 
 
 def loss_findings(state: OnlineState, rounds: Pass) -> Iterator[Finding]:
@@ -204,7 +231,9 @@ def loss_findings(state: OnlineState, rounds: Pass) -> Iterator[Finding]:
     used &= size <= np.quantile(size[used], SHARE)
     ours, prior, size = ours[used], prior[used], size[used]
     per_round = loc.shape[0] / used.sum()
-    allowance = (0.05 + 2.0 * per_round * (1.0 + np.log1p(1.0 / per_round))) * size.mean()
+    allowance = (
+        0.05 + 2.0 * per_round * (1.0 + np.log1p(1.0 / per_round))
+    ) * size.mean()
     if ours.mean() > prior.mean() + allowance:
         message = (
             f"the mean loss, {ours.mean():.4g}, is above {prior.mean():.4g}, that of predictions at the prior "
@@ -215,7 +244,9 @@ def loss_findings(state: OnlineState, rounds: Pass) -> Iterator[Finding]:
         yield Finding("loss", message, np.empty(0, int))
 
 
-def prior_losses(loss: Callable[..., Array], theta: Array, rows: tuple[Data, Array | None]) -> Array:
+def prior_losses(
+    loss: Callable[..., Array], theta: Array, rows: tuple[Data, Array | None]
+) -> Array:
     """The losses ``(T,)`` of T rounds at one θ; rows that are off do not count."""
     of_row: Callable[..., Array] = share_trace(RowLoss(loss), theta, *first_row(rows))  # type: ignore[arg-type]
     return _prior_losses(of_row, theta, rows)
@@ -235,5 +266,7 @@ class RowLoss(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def _prior_losses(of_row: Callable[..., Array], theta: Array, rows: tuple[Data, Array | None]) -> Array:
+def _prior_losses(
+    of_row: Callable[..., Array], theta: Array, rows: tuple[Data, Array | None]
+) -> Array:
     return map_batches(lambda row: of_row(theta, *row), rows, BATCH)

@@ -50,7 +50,9 @@ class LoadedUpdate(NamedTuple):
     kinds: tuple
     mask: list | None
 
-    def update(self, state: PyTree, *args: object, **kwargs: object) -> tuple[PyTree, Losses]:
+    def update(
+        self, state: PyTree, *args: object, **kwargs: object
+    ) -> tuple[PyTree, Losses]:
         """As :meth:`OnlineVI.update`, bit for bit.
 
         Labels outside of a support raise no error here, as the model is not looked at; what is not finite rejects
@@ -104,12 +106,22 @@ class LoadedUpdate(NamedTuple):
         self._check_state(state)
         return self.sample(rng_key, state)
 
-    def _update(self, state: PyTree, mask: Array | None, args: tuple, kwargs: dict) -> tuple[PyTree, Losses]:
+    def _update(
+        self, state: PyTree, mask: Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, Losses]:
         if (mask is None) != (self.mask is None):
-            with_or_without, name = ("without", "update") if self.mask is None else ("with", "update_masked")
-            raise ValueError(f"this update was exported {with_or_without} a mask: call {name}.")
+            with_or_without, name = (
+                ("without", "update")
+                if self.mask is None
+                else ("with", "update_masked")
+            )
+            raise ValueError(
+                f"this update was exported {with_or_without} a mask: call {name}."
+            )
         self._check_state(state)
-        arrays, structure = separate(*jax.tree.map(_to_device, (args, kwargs), is_leaf=is_list))
+        arrays, structure = separate(
+            *jax.tree.map(_to_device, (args, kwargs), is_leaf=is_list)
+        )
         if structure != self.arguments:
             raise ValueError(_other_arguments(structure, self.arguments))
         for number, (array, kind) in enumerate(zip(arrays, self.kinds, strict=True)):
@@ -119,11 +131,15 @@ class LoadedUpdate(NamedTuple):
         return self.round(state, arrays, mask)
 
     def _check_state(self, state: PyTree) -> None:
-        structure, expected = (jax.tree.flatten(tree)[1] for tree in (state, self.state))
+        structure, expected = (
+            jax.tree.flatten(tree)[1] for tree in (state, self.state)
+        )
         if structure != expected:  # type: ignore[operator]
             where = difference(describe(structure), describe(expected))
             raise ValueError(f"the state is not of the run that was exported: {where}.")
-        for leaf, like in zip(jax.tree.leaves(state), jax.tree.leaves(self.state), strict=True):
+        for leaf, like in zip(
+            jax.tree.leaves(state), jax.tree.leaves(self.state), strict=True
+        ):
             if leaf.shape != like.shape or leaf.dtype != like.dtype:
                 _check_kind(leaf, kind_of(like), "the state")
 
@@ -167,7 +183,9 @@ def load_update(path: str | os.PathLike[str]) -> LoadedUpdate:
     header, arrays = read_file(path, "an update that export_update wrote")
     name, version = header.get("format"), header.get("version")
     if (name, version) != (FORMAT, VERSION):
-        raise ValueError(f"{path} holds {name!r} of version {version}, expected {FORMAT!r} of {VERSION}.")
+        raise ValueError(
+            f"{path} holds {name!r} of version {version}, expected {FORMAT!r} of {VERSION}."
+        )
     platform = jax.export.default_export_platform()
     if platform not in header["platforms"]:
         raise ValueError(
@@ -180,7 +198,9 @@ def load_update(path: str | os.PathLike[str]) -> LoadedUpdate:
             f"{precision()}: set jax_enable_x64 as it was at the export."
         )
     try:
-        programs = [jax.export.deserialize(bytearray(array.tobytes())) for array in arrays[:2]]
+        programs = [
+            jax.export.deserialize(bytearray(array.tobytes())) for array in arrays[:2]
+        ]
     except Exception as error:
         raise ValueError(
             f"{path} was exported by jax {header['jax']}, and jax {jax.__version__} cannot read its programs "
@@ -189,9 +209,13 @@ def load_update(path: str | os.PathLike[str]) -> LoadedUpdate:
     leaves = []
     for (dtype, shape), array in zip(header["kinds"], arrays[2:], strict=True):
         if dtype.startswith("key<"):
-            leaves.append(jax.random.wrap_key_data(jax.device_put(array), impl=header["impl"]))
+            leaves.append(
+                jax.random.wrap_key_data(jax.device_put(array), impl=header["impl"])
+            )
         else:
-            leaves.append(from_bytes(array, jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))))
+            leaves.append(
+                from_bytes(array, jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)))
+            )
     static = tuple(header["static"])
     example = decode(header["arguments"], iter(range(len(static))))
     kinds = tuple(type(value) for value in static)
@@ -199,7 +223,9 @@ def load_update(path: str | os.PathLike[str]) -> LoadedUpdate:
         state=decode(header["state"], iter(leaves)),
         round=functools.partial(_compiled_round(programs[0].call), np.int32(1)),
         sample=_compiled_draw(programs[1].call),
-        arguments=ArgumentStructure(jax.tree.structure(example), tuple(header["is_array"]), static, kinds),
+        arguments=ArgumentStructure(
+            jax.tree.structure(example), tuple(header["is_array"]), static, kinds
+        ),
         kinds=tuple(header["arrays"]),
         mask=header["mask"],
     )
@@ -208,7 +234,9 @@ def load_update(path: str | os.PathLike[str]) -> LoadedUpdate:
 def check_flatbuffers() -> None:
     """Raise ImportError where JAX cannot write and read programs."""
     if importlib.util.find_spec("flatbuffers") is None:
-        raise ImportError("JAX needs flatbuffers for exported programs: pip install 'numpyro_tempered[export]'.")
+        raise ImportError(
+            "JAX needs flatbuffers for exported programs: pip install 'numpyro_tempered[export]'."
+        )
 
 
 def precision() -> str:
@@ -218,7 +246,9 @@ def precision() -> str:
 
 def _compiled_round(call: Callable[..., tuple]) -> Callable[..., tuple]:
     @jax.jit
-    def run(number: Array, state: PyTree, arrays: tuple, mask: Array | None) -> tuple[PyTree, Losses]:
+    def run(
+        number: Array, state: PyTree, arrays: tuple, mask: Array | None
+    ) -> tuple[PyTree, Losses]:
         leaves, losses = call(number, data_of(state), list(arrays), mask)
         return with_leaves(state, leaves), Losses(*losses)
 
@@ -226,19 +256,26 @@ def _compiled_round(call: Callable[..., tuple]) -> Callable[..., tuple]:
 
 
 def _compiled_draw(call: Callable[..., dict]) -> Callable[..., dict]:
-    return jax.jit(lambda rng_key, state: call(jax.random.key_data(rng_key), data_of(state)))
+    return jax.jit(
+        lambda rng_key, state: call(jax.random.key_data(rng_key), data_of(state))
+    )
 
 
 def data_of(state: PyTree) -> list[Array]:
     """The leaves of a state, keys as their words."""
-    return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(state)]
+    return [
+        jax.random.key_data(leaf) if is_key(leaf) else leaf
+        for leaf in jax.tree.leaves(state)
+    ]
 
 
 def with_leaves(state: PyTree, data: list[Array]) -> PyTree:
     """A state with other leaves, as :func:`data_of` has them."""
     like, structure = jax.tree.flatten(state)
     leaves = [
-        jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)) if is_key(leaf) else array
+        jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
+        if is_key(leaf)
+        else array
         for leaf, array in zip(like, data, strict=True)
     ]
     return jax.tree.unflatten(structure, leaves)
@@ -269,7 +306,17 @@ def _other_arguments(structure: ArgumentStructure, expected: ArgumentStructure) 
             f"the arguments are nested as {structure.tree}, this update was exported for {expected.tree}: pass "
             "positional and keyword arguments as at the export."
         )
-    pairs = zip(*(zip(a.is_array, a.kinds, a.static, strict=True) for a in (structure, expected)), strict=True)
-    number, got, expect = next((i, *pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-    words = ["an array" if is_array else repr(value) for is_array, _, value in (got, expect)]
+    pairs = zip(
+        *(
+            zip(a.is_array, a.kinds, a.static, strict=True)
+            for a in (structure, expected)
+        ),
+        strict=True,
+    )
+    number, got, expect = next(
+        (i, *pair) for i, pair in enumerate(pairs) if pair[0] != pair[1]
+    )
+    words = [
+        "an array" if is_array else repr(value) for is_array, _, value in (got, expect)
+    ]
     return f"argument {number} is {words[0]}, this update was exported for {words[1]}."

@@ -52,20 +52,40 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
             "Without forget, box, finite evidence and standardise, ewa, ngvi() and rvga() merge."
         )
     if not _alike(a.memory, family_of(a.prior).start(a.prior)):
-        raise TypeError(f"the memory of {rule.name} holds more than the posterior, and does not merge.")
+        raise TypeError(
+            f"the memory of {rule.name} holds more than the posterior, and does not merge."
+        )
     if not _alike(a, b) or not _equal(a.prior, b.prior):
-        raise ValueError(f"the two runs must start from the same prior, got {a.prior} and {b.prior}.")
+        raise ValueError(
+            f"the two runs must start from the same prior, got {a.prior} and {b.prior}."
+        )
     posterior = family_of(a.prior).merge(a.posterior, b.posterior, a.prior)
-    if not is_traced(posterior) and not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(posterior)):
+    if not is_traced(posterior) and not all(
+        np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(posterior)
+    ):
         raise ValueError(
             "the precision λ_a + λ_b - λ_0 is not positive definite: a state was not reached from this prior by "
             "accumulating, or its losses have negative curvature."
         )
     pairs = zip(a.cumulative, b.cumulative, strict=True)
-    cumulative = CumulativeLosses(*(of_a.add(of_b.value).add(of_b.error) for of_a, of_b in pairs))
-    counters = {name: getattr(a, name) + getattr(b, name) for name in ("count", "rejected", "floored", "jumps")}
-    memory, max_move = family_of(posterior).start(posterior), jnp.maximum(a.max_move, b.max_move)
-    return a._replace(posterior=posterior, memory=memory, cumulative=cumulative, max_move=max_move, **counters)
+    cumulative = CumulativeLosses(
+        *(of_a.add(of_b.value).add(of_b.error) for of_a, of_b in pairs)
+    )
+    counters = {
+        name: getattr(a, name) + getattr(b, name)
+        for name in ("count", "rejected", "floored", "jumps")
+    }
+    memory, max_move = (
+        family_of(posterior).start(posterior),
+        jnp.maximum(a.max_move, b.max_move),
+    )
+    return a._replace(
+        posterior=posterior,
+        memory=memory,
+        cumulative=cumulative,
+        max_move=max_move,
+        **counters,
+    )
 
 
 def _alike(a: object, b: object) -> bool:
@@ -76,5 +96,8 @@ def _equal(a: object, b: object) -> bool:
     """Whether all leaves agree: in shape, and where values can be read in values."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(
-        one.shape == other.shape if is_traced(one, other) else np.array_equal(one, other) for one, other in pairs
+        one.shape == other.shape
+        if is_traced(one, other)
+        else np.array_equal(one, other)
+        for one, other in pairs
     )

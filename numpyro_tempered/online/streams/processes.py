@@ -19,7 +19,10 @@ from numpyro_tempered.core.typing import Array, PyTree
 
 T = TypeVar("T")
 ADVICE = "Make arrays of all of them, by nt.online.global_batches or jax.make_array_from_process_local_data."
-_KINDS = {kind.__name__: kind for kind in (ValueError, TypeError, FileNotFoundError, ImportError, OSError)}
+_KINDS = {
+    kind.__name__: kind
+    for kind in (ValueError, TypeError, FileNotFoundError, ImportError, OSError)
+}
 
 
 def is_shared_out(leaf: object) -> bool:
@@ -35,7 +38,11 @@ def whole(values: T, like: PyTree = None) -> T:
             return leaf
         return jax.device_put(leaf, NamedSharding(leaf.sharding.mesh, PartitionSpec()))  # type: ignore[attr-defined]
 
-    return jax.tree.map(replicate, values) if like is None else jax.tree.map(replicate, values, like)
+    return (
+        jax.tree.map(replicate, values)
+        if like is None
+        else jax.tree.map(replicate, values, like)
+    )
 
 
 def automatic(values: T) -> T:
@@ -56,13 +63,17 @@ def automatic(values: T) -> T:
             # JAX takes one mesh of a device for another of the same, and changes nothing.
             return leaf.addressable_shards[0].data  # type: ignore[attr-defined]
         mesh = Mesh(former.devices, former.axis_names)
-        return leaf if mesh == former else jax.device_put(leaf, NamedSharding(mesh, spec))
+        return (
+            leaf if mesh == former else jax.device_put(leaf, NamedSharding(mesh, spec))
+        )
 
     return jax.tree.map(convert, values)
 
 
 def _has_mesh(leaf: object) -> bool:
-    return not isinstance(leaf, jax.core.Tracer) and isinstance(getattr(leaf, "sharding", None), NamedSharding)
+    return not isinstance(leaf, jax.core.Tracer) and isinstance(
+        getattr(leaf, "sharding", None), NamedSharding
+    )
 
 
 def gather(row: np.ndarray) -> np.ndarray:
@@ -71,7 +82,9 @@ def gather(row: np.ndarray) -> np.ndarray:
         return row[None]
     from jax.experimental import multihost_utils
 
-    return np.reshape(np.asarray(multihost_utils.process_allgather(row)), (-1, row.size))
+    return np.reshape(
+        np.asarray(multihost_utils.process_allgather(row)), (-1, row.size)
+    )
 
 
 def exchange(message: str) -> list[str]:
@@ -84,7 +97,10 @@ def exchange(message: str) -> list[str]:
     row = np.zeros(1 << int(lengths.max()).bit_length(), np.uint8)
     row[: content.size] = content
     rows = gather(row)
-    return [each[:length].tobytes().decode() for each, length in zip(rows, lengths, strict=True)]
+    return [
+        each[:length].tobytes().decode()
+        for each, length in zip(rows, lengths, strict=True)
+    ]
 
 
 def alike(call: Callable[[], T]) -> T:
@@ -109,7 +125,9 @@ def raise_first(failures: list[str]) -> NoReturn:
     number = next(k for k, failure in enumerate(failures) if failure)
     kind, text = json.loads(failures[number])
     prefix = "" if kind in _KINDS else f"{kind}: "
-    raise _KINDS.get(kind, RuntimeError)(f"{prefix}{text} (on process {number} of {len(failures)})")
+    raise _KINDS.get(kind, RuntimeError)(
+        f"{prefix}{text} (on process {number} of {len(failures)})"
+    )
 
 
 class Placement(NamedTuple):
@@ -144,7 +162,9 @@ class Placement(NamedTuple):
             return chunk
         leaves, tree = jax.tree.flatten(automatic(chunk))
         pairs = zip(leaves, self.shardings, strict=True)
-        return jax.tree.unflatten(tree, [to_host(leaf) if s is None else _local(leaf) for leaf, s in pairs])
+        return jax.tree.unflatten(
+            tree, [to_host(leaf) if s is None else _local(leaf) for leaf, s in pairs]
+        )
 
     def put(self, block: PyTree) -> PyTree:
         """Arrays of all processes, of the parts that they hold."""
@@ -155,7 +175,9 @@ class Placement(NamedTuple):
         return jax.tree.unflatten(
             tree,
             [
-                jnp.asarray(leaf) if s is None else jax.make_array_from_process_local_data(s, leaf)
+                jnp.asarray(leaf)
+                if s is None
+                else jax.make_array_from_process_local_data(s, leaf)
                 for leaf, s in pairs
             ],
         )
@@ -173,8 +195,8 @@ def _local(leaf: Array) -> np.ndarray:
     """What this process holds of an array, as ``jax.make_array_from_process_local_data`` takes it."""
     from jax.experimental import multihost_utils
 
-    sharding = leaf.sharding
-    return np.asarray(multihost_utils.global_array_to_host_local_array(leaf, sharding.mesh, sharding.spec))  # type: ignore[attr-defined]
+    layout = leaf.sharding.mesh, leaf.sharding.spec  # type: ignore[attr-defined]
+    return np.asarray(multihost_utils.global_array_to_host_local_array(leaf, *layout))
 
 
 def check_pieces(check: Callable[..., None], *values: PyTree) -> None:
@@ -195,11 +217,16 @@ def _pieces(values: tuple) -> list[tuple]:
     if len(cuts) > 1 or None in cuts:
         return [jax.tree.map(to_host, values)]
     by_device = [
-        {shard.device: np.asarray(shard.data) for shard in leaf.addressable_shards} if np.ndim(leaf) else leaf
+        {shard.device: np.asarray(shard.data) for shard in leaf.addressable_shards}
+        if np.ndim(leaf)
+        else leaf
         for leaf in leaves
     ]
     devices = next(each for each in by_device if isinstance(each, dict))
-    parts = [[each[device] if isinstance(each, dict) else each for each in by_device] for device in devices]
+    parts = [
+        [each[device] if isinstance(each, dict) else each for each in by_device]
+        for device in devices
+    ]
     return [jax.tree.unflatten(tree, part) for part in parts]
 
 
@@ -225,7 +252,9 @@ def check_same(values: PyTree, name: str, advice: str) -> None:
         digest.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
     digests = gather(np.frombuffer(digest.digest(), np.uint8))
     if np.any(digests != digests[0]):
-        raise ValueError(f"{name} differ between processes, which compute this round together. {advice}")
+        raise ValueError(
+            f"{name} differ between processes, which compute this round together. {advice}"
+        )
 
 
 def _is_key(leaf: object) -> bool:
@@ -239,10 +268,16 @@ def check_start(state: PyTree, rng_key: Array | None) -> None:
         ValueError: If they differ.
     """
     if not spans_processes(state):
-        check_same((state, rng_key), "states or keys", "Start at one prior, or restore one file.")
+        check_same(
+            (state, rng_key),
+            "states or keys",
+            "Start at one prior, or restore one file.",
+        )
 
 
-def prepare(state: T, data: PyTree, mask: PyTree, rng_key: Array | None) -> tuple[T, PyTree, PyTree]:
+def prepare(
+    state: T, data: PyTree, mask: PyTree, rng_key: Array | None
+) -> tuple[T, PyTree, PyTree]:
     """State, data and mask of a run, ready to be computed on by all processes that hold them.
 
     Raises:

@@ -8,10 +8,29 @@ from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.precision import CompensatedSum, matmul
 from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.gaussian.expectations import base
-from numpyro_tempered.gaussian.expectations.differentiate import depends_on, hessian_products
-from numpyro_tempered.gaussian.expectations.predictors import evaluate_predictors, predictor_covariance
-from numpyro_tempered.gaussian.families.base import Curvature, Gaussian, Rows, family_of, square_root
-from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, layers, unit_of
+from numpyro_tempered.gaussian.expectations.differentiate import (
+    depends_on,
+    hessian_products,
+)
+from numpyro_tempered.gaussian.expectations.predictors import (
+    evaluate_predictors,
+    predictor_covariance,
+)
+from numpyro_tempered.gaussian.families.base import (
+    Curvature,
+    Gaussian,
+    Rows,
+    family_of,
+    square_root,
+)
+from numpyro_tempered.online.base import (
+    Data,
+    Losses,
+    OnlineState,
+    Rule,
+    layers,
+    unit_of,
+)
 from numpyro_tempered.online.experts.grid import scale_gradients
 from numpyro_tempered.online.experts.state import Experts
 from numpyro_tempered.online.stream import fill_rows, round_key
@@ -33,7 +52,13 @@ class Weighing(NamedTuple):
     count: Array  # type: ignore[assignment]
 
 
-def robust(rule: Rule, threshold: float = 4.0, *, hard: bool = False, least: float | None = None) -> Rule:
+def robust(
+    rule: Rule,
+    threshold: float = 4.0,
+    *,
+    hard: bool = False,
+    least: float | None = None,
+) -> Rule:
     r"""A rule whose data count less the worse they were predicted: the filter WoLF.
 
     The loss of a datum is multiplied by W², a function of its residual r at q_t:
@@ -105,39 +130,66 @@ def robust(rule: Rule, threshold: float = 4.0, *, hard: bool = False, least: flo
                     "each expert of an aggregate has its own residuals: make the rules of its grids robust."
                 )
         total = CompensatedSum.start(jnp.zeros((), state.prior.loc.dtype))
-        return state._replace(memory=Weighing(state.memory, total, jnp.zeros_like(state.count)))
+        return state._replace(
+            memory=Weighing(state.memory, total, jnp.zeros_like(state.count))
+        )
 
     def weigh(square: Array) -> Array:
         scaled = square / jnp.square(jnp.asarray(threshold, square.dtype))
         # NaN stays NaN: such a round is rejected.
         inside = (scaled <= 1.0).astype(scaled.dtype)
-        return jnp.where(jnp.isnan(scaled), scaled, inside) if hard else 1.0 / (1.0 + scaled)
+        return (
+            jnp.where(jnp.isnan(scaled), scaled, inside)
+            if hard
+            else 1.0 / (1.0 + scaled)
+        )
 
     def step(
-        expectation: base.Expectation, state: OnlineState, data: Data, rng_key: Array | None, mask: Array | None
+        expectation: base.Expectation,
+        state: OnlineState,
+        data: Data,
+        rng_key: Array | None,
+        mask: Array | None,
     ) -> tuple[OnlineState, Losses]:
         if least is None:
             check_curvature(expectation, state.posterior.loc, data)
-        before, key = state._replace(memory=state.memory.memory), round_key(expectation, state, rng_key)
+        before, key = (
+            state._replace(memory=state.memory.memory),
+            round_key(expectation, state, rng_key),
+        )
         filled = data if mask is None else fill_rows(data, mask)
         options = base.Options(key, mask=mask)
         by_row = expectation.predictors is not None and rule.curvature == "hessian"
         if by_row:
-            weights = weigh(residuals(expectation, state.posterior, filled, options, least))
+            weights = weigh(
+                residuals(expectation, state.posterior, filled, options, least)
+            )
             weighed = weigh_rows(expectation, weights)
         else:
             unit = unit_of(rule, state)
-            weights = weigh(residual(expectation, state.posterior, unit, filled, options, least))
+            weights = weigh(
+                residual(expectation, state.posterior, unit, filled, options, least)
+            )
             weighed = scale_gradients(expectation, weights)
         after, losses = one_round(rule, weighed, before, data, rng_key, mask)
         increase, memory = after.count - state.count, state.memory
         total = memory.total.add(jnp.where(increase > 0, mean_of(weights, mask), 0.0))
-        return after._replace(memory=Weighing(after.memory, total, memory.count + increase)), losses
+        return after._replace(
+            memory=Weighing(after.memory, total, memory.count + increase)
+        ), losses
 
     def update(evaluation: base.Evaluation, state: OnlineState) -> OnlineState:
-        raise TypeError("a robust rule weighs the data of a round before it evaluates them: use run or update.")
+        raise TypeError(
+            "a robust rule weighs the data of a round before it evaluates them: use run or update."
+        )
 
-    return rule._replace(init=init, update=update, step=step, name=f"{rule.name}, robust", holds_evidence=False)
+    return rule._replace(
+        init=init,
+        update=update,
+        step=step,
+        name=f"{rule.name}, robust",
+        holds_evidence=False,
+    )
 
 
 def check_curvature(expectation: base.Expectation, theta: Array, data: Data) -> None:
@@ -157,19 +209,29 @@ def check_curvature(expectation: base.Expectation, theta: Array, data: Data) -> 
 
 
 def residuals(
-    expectation: base.Expectation, q: Gaussian, data: Data, options: base.Options, least: float | None
+    expectation: base.Expectation,
+    q: Gaussian,
+    data: Data,
+    options: base.Options,
+    least: float | None,
 ) -> Array:
     """The squared residual of each row, ``(n,)``, for a loss of predictors."""
     if expectation.predictors is None:
-        raise TypeError("the loss is not one of predictors, so that its rows have no residuals of their own.")
-    at = expectation.predictors(q.loc, *data, rng_key=options.rng_key, mask=options.mask)
+        raise TypeError(
+            "the loss is not one of predictors, so that its rows have no residuals of their own."
+        )
+    at = expectation.predictors(
+        q.loc, *data, rng_key=options.rng_key, mask=options.mask
+    )
     of_u = at.moments(at.mean, _capped(predictor_covariance(q, at.jacobian)))
     if least is not None:
         return deviance(of_u.at_mean, least)
     first, second = of_u.first, of_u.second
     if first.ndim == 1:
         return ratio(jnp.square(first), second)
-    return ratio(jnp.sum(jnp.square(first), axis=-1), jnp.trace(second, axis1=-2, axis2=-1))
+    return ratio(
+        jnp.sum(jnp.square(first), axis=-1), jnp.trace(second, axis1=-2, axis2=-1)
+    )
 
 
 def _capped(spread: Array) -> Array:
@@ -177,7 +239,11 @@ def _capped(spread: Array) -> Array:
 
     Under a wide prior the moments of counts are beyond any number, and all data would be outliers.
     """
-    most = spread if spread.ndim == 1 else jnp.max(jnp.diagonal(spread, axis1=1, axis2=2), axis=1)[:, None, None]
+    most = (
+        spread
+        if spread.ndim == 1
+        else jnp.max(jnp.diagonal(spread, axis1=1, axis2=2), axis=1)[:, None, None]
+    )
     return spread / jnp.maximum(most, 1.0)
 
 
@@ -207,7 +273,9 @@ def mean_of(values: Array, mask: Array | None) -> Array:
     rows = base.rows_of(mask, values.shape[0])
     if rows is None:
         return jnp.mean(values)
-    return jnp.sum(jnp.where(rows, values, 0.0)) / jnp.maximum(jnp.sum(rows), 1).astype(values.dtype)
+    return jnp.sum(jnp.where(rows, values, 0.0)) / jnp.maximum(jnp.sum(rows), 1).astype(
+        values.dtype
+    )
 
 
 def deviance(loss: Array, least: float) -> Array:
@@ -237,23 +305,30 @@ def weigh_rows(expectation: base.Expectation, weights: Array) -> base.Expectatio
     """The expectation with the loss of each row multiplied by a weight ``(n,)``; its losses as they are."""
     unweighted = expectation.predictors
     if unweighted is None:
-        raise TypeError("the loss is not one of predictors, so that its rows have no weights of their own.")
+        raise TypeError(
+            "the loss is not one of predictors, so that its rows have no weights of their own."
+        )
 
-    def predictors(theta: Array, *data: PyTree, **options: Array | None) -> base.Predictors:
+    def predictors(
+        theta: Array, *data: PyTree, **options: Array | None
+    ) -> base.Predictors:
         at = unweighted(theta, *data, **options)
 
         def moments(mean: Array, spread: Array) -> base.Moments:
             of_u = at.moments(mean, spread)
             leaves = (of_u.first, of_u.second, of_u.objective)
             first, second, tempered = (
-                leaf * jnp.reshape(weights, (-1,) + (1,) * (leaf.ndim - 1)) for leaf in leaves
+                leaf * jnp.reshape(weights, (-1,) + (1,) * (leaf.ndim - 1))
+                for leaf in leaves
             )
             return of_u._replace(first=first, second=second, tempered=tempered)
 
         return at._replace(moments=moments)
 
     @base.evaluator
-    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
+    def evaluate(
+        q: Gaussian, data: base.Data, options: base.Options
+    ) -> base.Evaluation:
         at = predictors(q.loc, *data, rng_key=options.rng_key, mask=options.mask)
         return evaluate_predictors(q, at, base.rows_of(options.mask, at.mean.shape[0]))
 

@@ -62,11 +62,15 @@ def save(path: str | os.PathLike[str], state: object) -> None:
         Array([0., 0.], dtype=float32)
     """
     if is_traced(state):
-        raise TypeError("save writes values, and this state is traced: call it outside of jit, vmap and scan.")
+        raise TypeError(
+            "save writes values, and this state is traced: call it outside of jit, vmap and scan."
+        )
     leaves, structure = jax.tree.flatten(state)
     header = {"format": FORMAT, "version": VERSION, "structure": describe(structure)}
     if spans_processes(leaves):
-        save_together(path, header | {"leaves": [kind_of(leaf) for leaf in leaves]}, leaves)
+        save_together(
+            path, header | {"leaves": [kind_of(leaf) for leaf in leaves]}, leaves
+        )
     else:
         write_file(path, header, leaves)
 
@@ -109,11 +113,15 @@ def restore(path: str | os.PathLike[str], like: T) -> T:
     if name == FORMAT and version == 1:
         return present(restore_from(path, header, arrays, former(like)), like)
     if (name, version) != (FORMAT, VERSION):
-        raise ValueError(f"{path} holds {name!r} of version {version}, expected {FORMAT!r} of {VERSION}.")
+        raise ValueError(
+            f"{path} holds {name!r} of version {version}, expected {FORMAT!r} of {VERSION}."
+        )
     return restore_from(path, header, arrays, like)
 
 
-def restore_from(path: str | os.PathLike[str], header: dict, arrays: list[np.ndarray], like: T) -> T:
+def restore_from(
+    path: str | os.PathLike[str], header: dict, arrays: list[np.ndarray], like: T
+) -> T:
     """The state of a file that was read.
 
     Raises:
@@ -140,7 +148,9 @@ def restore_from(path: str | os.PathLike[str], header: dict, arrays: list[np.nda
             leaves.append(from_bytes(array, leaf))
         except TypeError as error:
             # Data of a key that are of no key.
-            raise ValueError(f"{path} holds no {readable(kind)} at {name} ({error}).") from error
+            raise ValueError(
+                f"{path} holds no {readable(kind)} at {name} ({error})."
+            ) from error
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -148,9 +158,15 @@ def former(tree: T) -> T:
     """A tree with its states as version 1 has them."""
 
     def convert(node: object) -> object:
-        return FormerState(*map(former, node[:-2])) if isinstance(node, OnlineState) else node
+        return (
+            FormerState(*map(former, node[:-2]))
+            if isinstance(node, OnlineState)
+            else node
+        )
 
-    return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, OnlineState))
+    return jax.tree.map(
+        convert, tree, is_leaf=lambda node: isinstance(node, OnlineState)
+    )
 
 
 def present(tree: T, like: T) -> T:
@@ -159,7 +175,11 @@ def present(tree: T, like: T) -> T:
     def convert(node: object, like: PyTree) -> object:
         if not isinstance(node, FormerState):
             return node
-        moves = (jnp.zeros(leaf.shape, leaf.dtype) for leaf in (like.jumps, like.max_move))
+        moves = (
+            jnp.zeros(leaf.shape, leaf.dtype) for leaf in (like.jumps, like.max_move)
+        )
         return OnlineState(*map(present, node, like[:-2]), *moves)
 
-    return jax.tree.map(convert, tree, like, is_leaf=lambda node: isinstance(node, FormerState))
+    return jax.tree.map(
+        convert, tree, like, is_leaf=lambda node: isinstance(node, FormerState)
+    )

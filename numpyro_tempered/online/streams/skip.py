@@ -74,7 +74,9 @@ def skip(
         (0, 1, 1)
     """
     if max_loss is None and max_deviations is None and max_move is None:
-        raise ValueError("skip needs a threshold: max_loss, max_deviations or max_move.")
+        raise ValueError(
+            "skip needs a threshold: max_loss, max_deviations or max_move."
+        )
     if max_loss is not None:
         check_number(max_loss, "max_loss")
     for name, value in (("max_deviations", max_deviations), ("max_move", max_move)):
@@ -84,11 +86,19 @@ def skip(
 
     def init(prior: Gaussian) -> OnlineState:
         state = rule.init(prior)
-        mean, squares = (CompensatedSum.start(jnp.zeros((), state.prior.loc.dtype)) for _ in range(2))
-        return state._replace(memory=Skipping(state.memory, jnp.zeros_like(state.count), mean, squares))
+        mean, squares = (
+            CompensatedSum.start(jnp.zeros((), state.prior.loc.dtype)) for _ in range(2)
+        )
+        return state._replace(
+            memory=Skipping(state.memory, jnp.zeros_like(state.count), mean, squares)
+        )
 
     def step(
-        expectation: Expectation, state: OnlineState, data: Data, rng_key: Array | None, mask: Array | None
+        expectation: Expectation,
+        state: OnlineState,
+        data: Data,
+        rng_key: Array | None,
+        mask: Array | None,
     ) -> tuple[OnlineState, Losses]:
         memory, before = state.memory, state._replace(memory=state.memory.memory)
         after, losses = one_round(rule, expectation, before, data, rng_key, mask)
@@ -109,13 +119,21 @@ def skip(
         after = choose(bad, before._replace(rejected=before.rejected + 1), after)
         # A round may be taken whose expected loss is beyond any number: one such mean would end all skipping.
         is_on = (after.count > state.count) & jnp.isfinite(excess)
-        shift = jnp.where(is_on, excess / jnp.maximum(after.count, 1).astype(loss.dtype), 0.0)
+        shift = jnp.where(
+            is_on, excess / jnp.maximum(after.count, 1).astype(loss.dtype), 0.0
+        )
         spread = jnp.where(is_on, excess * (excess - shift), 0.0)
         skipped = memory.skipped + bad.astype(memory.skipped.dtype)
-        memory = Skipping(after.memory, skipped, memory.mean.add(shift), memory.squares.add(spread))
+        memory = Skipping(
+            after.memory, skipped, memory.mean.add(shift), memory.squares.add(spread)
+        )
         return after._replace(memory=memory), losses
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
-        raise TypeError("a rule that skips rounds looks at their losses: use run or update.")
+        raise TypeError(
+            "a rule that skips rounds looks at their losses: use run or update."
+        )
 
-    return rule._replace(init=init, update=update, step=step, name=f"{rule.name}, skipping")
+    return rule._replace(
+        init=init, update=update, step=step, name=f"{rule.name}, skipping"
+    )

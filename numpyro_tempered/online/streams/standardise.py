@@ -8,9 +8,23 @@ import jax.numpy as jnp
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
-from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, square_root, supports
+from numpyro_tempered.gaussian.families.base import (
+    Gaussian,
+    able,
+    family_of,
+    square_root,
+    supports,
+)
 from numpyro_tempered.gaussian.families.full_rank import FullRank, canonical
-from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, choose, layers, memory_of
+from numpyro_tempered.online.base import (
+    Data,
+    Losses,
+    OnlineState,
+    Rule,
+    choose,
+    layers,
+    memory_of,
+)
 from numpyro_tempered.online.stream import step as one_round
 
 
@@ -85,26 +99,40 @@ def standardise(rule: Rule, *, intercept: int | None = None, argument: int = 0) 
         loc = state.prior.loc
         (d,) = loc.shape
         if intercept is not None and not -d <= intercept < d:
-            raise ValueError(f"intercept = {intercept} is not a column of {d} features.")
-        column = None if intercept is None else jnp.zeros_like(loc).at[intercept].set(1.0)
+            raise ValueError(
+                f"intercept = {intercept} is not a column of {d} features."
+            )
+        column = (
+            None if intercept is None else jnp.zeros_like(loc).at[intercept].set(1.0)
+        )
         mean, squares = (CompensatedSum.start(jnp.zeros_like(loc)) for _ in range(2))
         moments = Moments(jnp.zeros_like(state.count), mean, squares)
         return state._replace(memory=Standardisation(state.memory, moments, column))
 
     def step(
-        expectation: Expectation, state: OnlineState, data: Data, rng_key: Array | None, mask: Array | None
+        expectation: Expectation,
+        state: OnlineState,
+        data: Data,
+        rng_key: Array | None,
+        mask: Array | None,
     ) -> tuple[OnlineState, Losses]:
         before = state.memory
         x = jnp.asarray(data[argument]).astype(state.prior.loc.dtype)
         moments = observe(before.moments, x, mask)
         z = transform(before._replace(moments=moments), x)
         data = (*data[:argument], z, *data[argument + 1 :])
-        after, losses = one_round(rule, expectation, state._replace(memory=before.memory), data, rng_key, mask)
+        after, losses = one_round(
+            rule, expectation, state._replace(memory=before.memory), data, rng_key, mask
+        )
         moments = choose(after.count > state.count, moments, before.moments)
-        return after._replace(memory=before._replace(memory=after.memory, moments=moments)), losses
+        return after._replace(
+            memory=before._replace(memory=after.memory, moments=moments)
+        ), losses
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
-        raise TypeError("a standardised rule changes the features of a round: use run or update, not its parts.")
+        raise TypeError(
+            "a standardised rule changes the features of a round: use run or update, not its parts."
+        )
 
     return rule._replace(
         init=init,
@@ -124,7 +152,9 @@ def observe(moments: Moments, x: Array, mask: Array | None = None) -> Moments:
     weights = (on / jnp.maximum(size, 1.0))[:, None]
     # Around the present mean, so that large means do not cancel.
     shift = jnp.sum(weights * (x - moments.mean.value[None, :]), axis=0)
-    spread = jnp.sum(on[:, None] * jnp.square(x - (moments.mean.value + shift)[None, :]), axis=0)
+    spread = jnp.sum(
+        on[:, None] * jnp.square(x - (moments.mean.value + shift)[None, :]), axis=0
+    )
     count = moments.count.astype(x.dtype)
     share = size / jnp.maximum(count + size, 1.0)
     return Moments(
@@ -149,9 +179,12 @@ def features_of(state: object, x: Array) -> Array:
     Raises:
         TypeError: If experts of the state standardise, each on a scale of its own.
     """
-    memories = [memory for memory in layers(state) if isinstance(memory, Standardisation)]  # type: ignore[arg-type]
+    parts: list[object] = list(layers(state))  # type: ignore[arg-type]
+    memories = [part for part in parts if isinstance(part, Standardisation)]
     if not memories:
-        leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Standardisation))
+        leaves = jax.tree.leaves(
+            state, is_leaf=lambda node: isinstance(node, Standardisation)
+        )
         if any(isinstance(leaf, Standardisation) for leaf in leaves):
             raise TypeError(
                 "experts that standardise have a scale each, on which one posterior does not predict: "
@@ -177,7 +210,9 @@ def location_and_scale(memory: Standardisation) -> tuple[Array, Array]:
         return jnp.zeros_like(mean), jnp.where(scale > 0, scale, 1.0)
     # Rounding leaves a constant feature a spread of some units in the last place.
     scale = jnp.sqrt(variance)
-    unchanged = (memory.intercept > 0) | (scale <= 16.0 * jnp.finfo(scale.dtype).eps * jnp.abs(mean))
+    unchanged = (memory.intercept > 0) | (
+        scale <= 16.0 * jnp.finfo(scale.dtype).eps * jnp.abs(mean)
+    )
     return jnp.where(memory.intercept > 0, 0.0, mean), jnp.where(unchanged, 1.0, scale)
 
 
@@ -209,7 +244,9 @@ def original_scale(state: OnlineState) -> Gaussian:
     """
     memory, q = memory_of(state, Standardisation, "standardise(rule)"), state.posterior
     if not supports(q, "from_root"):
-        raise TypeError(f"original_scale maps {able('from_root')}, got {type(q).__name__}.")
+        raise TypeError(
+            f"original_scale maps {able('from_root')}, got {type(q).__name__}."
+        )
     family, (loc, scale) = family_of(q), location_and_scale(memory)
     if memory.intercept is None and family.diagonal_only:
         return family.with_root(q.loc / scale, family.root(q) / scale)
@@ -217,4 +254,6 @@ def original_scale(state: OnlineState) -> Gaussian:
     if memory.intercept is not None:
         matrix = matrix - memory.intercept[:, None] * (loc / scale)[None, :]
     # Triangular, as a prior has to be.
-    return canonical(FullRank(jnp.matmul(matrix, q.loc), jnp.matmul(matrix, square_root(q))))
+    return canonical(
+        FullRank(jnp.matmul(matrix, q.loc), jnp.matmul(matrix, square_root(q)))
+    )

@@ -35,7 +35,11 @@ def encode(structure: jax.tree_util.PyTreeDef) -> Encoded:
     if _is_record(kind) and hasattr(kind, "_fields"):
         return [name, list(kind._fields), children]
     if _is_record(kind):
-        return [name, [getattr(static, field.name) for field in dataclasses.fields(kind)], children]
+        return [
+            name,
+            [getattr(static, field.name) for field in dataclasses.fields(kind)],
+            children,
+        ]
     raise TypeError(
         f"only tuples, lists, dictionaries with strings as keys, and the types of {PACKAGE} can be written to a "
         f"file, got {name.replace(':', '.')}."
@@ -84,7 +88,9 @@ def _record(name: str) -> Any:
 
 def _is_record(kind: type) -> bool:
     is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
-    return kind.__module__.partition(".")[0] == PACKAGE and (is_named_tuple or dataclasses.is_dataclass(kind))
+    return kind.__module__.partition(".")[0] == PACKAGE and (
+        is_named_tuple or dataclasses.is_dataclass(kind)
+    )
 
 
 def _tuples(value: object) -> object:

@@ -7,7 +7,13 @@ import jax
 import numpy as np
 
 from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.online.streams.files import archive_of, as_bytes, describe, kind_of, read_archive
+from numpyro_tempered.online.streams.files import (
+    archive_of,
+    as_bytes,
+    describe,
+    kind_of,
+    read_archive,
+)
 from numpyro_tempered.online.streams.save import FORMAT, VERSION, restore_from
 
 T = TypeVar("T")
@@ -29,7 +35,9 @@ def to_bytes(state: object) -> bytes:
         Array([0, 1, 2], dtype=int32)
     """
     if is_traced(state):
-        raise TypeError("to_bytes writes values, and this state is traced: call it outside of transformations.")
+        raise TypeError(
+            "to_bytes writes values, and this state is traced: call it outside of transformations."
+        )
     leaves, structure = jax.tree.flatten(state)
     header = {"format": FORMAT, "version": VERSION, "structure": describe(structure)}
     header |= {"leaves": [kind_of(leaf) for leaf in leaves]}
@@ -65,5 +73,7 @@ def from_bytes(data: bytes, like: T) -> T:
     header, arrays = read_archive(io.BytesIO(data), name, "a state that to_bytes made")
     got = header.get("format"), header.get("version")
     if got != (FORMAT, VERSION):
-        raise ValueError(f"{name} holds {got[0]!r} of version {got[1]}, expected {FORMAT!r} of {VERSION}.")
+        raise ValueError(
+            f"{name} holds {got[0]!r} of version {got[1]}, expected {FORMAT!r} of {VERSION}."
+        )
     return restore_from(name, header, arrays, like)

@@ -1,6 +1,12 @@
 """Criteria for the power alpha of the likelihood, for :func:`numpyro_tempered.select_alpha`."""
 
-from numpyro_tempered.select.alpha.base import AlphaChoice, Criterion, Draws, Plan, Verdict
+from numpyro_tempered.select.alpha.base import (
+    AlphaChoice,
+    Criterion,
+    Draws,
+    Plan,
+    Verdict,
+)
 from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher
 from numpyro_tempered.select.alpha.coverage import check_coverage
 from numpyro_tempered.select.alpha.coverage_report import CoverageCheck

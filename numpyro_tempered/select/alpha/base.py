@@ -24,7 +24,12 @@ from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.draws import as_run
 from numpyro_tempered.select.alpha.coverage_report import CoverageCheck
-from numpyro_tempered.select.alpha.data_weights import find_data, log_lik_of_each, refuse_powers, weigh_data
+from numpyro_tempered.select.alpha.data_weights import (
+    find_data,
+    log_lik_of_each,
+    refuse_powers,
+    weigh_data,
+)
 from numpyro_tempered.select.alpha.dependence import Block, Dependence, read_dependence
 from numpyro_tempered.select.alpha.independence import Rows
 from numpyro_tempered.select.alpha.model_data import ModelData
@@ -76,7 +81,9 @@ class Task(ModelData):
         self.plate = plate
         self.check()
         for name, value in self.observed.items():
-            if jnp.issubdtype(jnp.result_type(value), jnp.inexact) and not all_finite(value):
+            if jnp.issubdtype(jnp.result_type(value), jnp.inexact) and not all_finite(
+                value
+            ):
                 bad = np.sum(~np.isfinite(to_host(value)))
                 raise ValueError(
                     f"observed site {name!r} has {bad} values that are NaN or infinite: leave them out."
@@ -90,12 +97,20 @@ class Task(ModelData):
     @property
     def dim_latent(self) -> int:
         """Number of elements of all latents."""
-        return sum(int(np.size(site["value"])) for site in latent_sites(self.trace).values())
+        return sum(
+            int(np.size(site["value"])) for site in latent_sites(self.trace).values()
+        )
 
     @property
     def rows(self) -> Rows:
         """The data, to be looked at for signs of dependence."""
-        return Rows(self.trace, self.observed, (self.args, self.kwargs), self.dim, self.dependence)
+        return Rows(
+            self.trace,
+            self.observed,
+            (self.args, self.kwargs),
+            self.dim,
+            self.dependence,
+        )
 
     def reweighted(self, alpha: ArrayLike, weights: Array) -> Model:
         """The model at a power, with a weight ``(n,)`` for each datum."""
@@ -103,7 +118,9 @@ class Task(ModelData):
 
     def log_lik_of_each(self, values: dict[str, Array]) -> Array:
         """Log-likelihood of each datum, ``(n,)``, at the values of the latents."""
-        trace = get_trace(handlers.substitute(self.seeded, data=values), self.args, self.kwargs)
+        trace = get_trace(
+            handlers.substitute(self.seeded, data=values), self.args, self.kwargs
+        )
         return log_lik_of_each(trace, self.num_data, self.dim)
 
     def flat(self) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
@@ -113,19 +130,29 @@ class Task(ModelData):
             ValueError: If a latent is discrete.
         """
         if self.discrete:
-            raise ValueError(f"latent sites {self.discrete} are discrete: sum them out by nt.marginalize.")
-        values = {name: site["value"] for name, site in latent_sites(self.trace).items()}
+            raise ValueError(
+                f"latent sites {self.discrete} are discrete: sum them out by nt.marginalize."
+            )
+        values = {
+            name: site["value"] for name, site in latent_sites(self.trace).items()
+        }
         return ravel_pytree(self.unconstrain(values))
 
     def losses(self, unconstrained: dict[str, Array]) -> Array:
         """Negative log-likelihood of each datum, ``(n,)``, at unconstrained values of the latents."""
-        return -self.log_lik_of_each(constrain_fn(self.seeded, self.args, self.kwargs, unconstrained))
+        return -self.log_lik_of_each(
+            constrain_fn(self.seeded, self.args, self.kwargs, unconstrained)
+        )
 
     def log_prior(self, unconstrained: dict[str, Array]) -> Array:
         """Log-density of the prior on the unconstrained scale, prior factors included."""
-        return -potential_energy(temper(self.seeded, 0.0), self.args, self.kwargs, unconstrained)
+        return -potential_energy(
+            temper(self.seeded, 0.0), self.args, self.kwargs, unconstrained
+        )
 
-    def draws(self, values: dict[str, Array], mean: dict[str, Array] | None = None) -> Draws:
+    def draws(
+        self, values: dict[str, Array], mean: dict[str, Array] | None = None
+    ) -> Draws:
         """Draws of the latents, ``(S, ...)`` each, with their log-likelihoods.
 
         Args:
@@ -135,7 +162,12 @@ class Task(ModelData):
         log_lik = map_batches(self.log_lik_of_each, values, 64)
         if self.discrete:
             # Discrete latents have neither a mean nor an unconstrained scale.
-            return Draws(values, log_lik, jnp.full(self.num_data, jnp.nan), jnp.zeros((len(log_lik), 0)))
+            return Draws(
+                values,
+                log_lik,
+                jnp.full(self.num_data, jnp.nan),
+                jnp.zeros((len(log_lik), 0)),
+            )
         flat = jax.vmap(lambda draw: ravel_pytree(self.unconstrain(draw))[0])(values)
         at = self.flat()[1](jnp.mean(flat, axis=0)) if mean is None else mean
         return Draws(values, log_lik, -self.losses(at), flat)
@@ -168,7 +200,9 @@ class Query(NamedTuple):
 
     def weights(self, num_data: int) -> np.ndarray:
         """Weights of the data in all P posteriors at one alpha, ``(P, n)``."""
-        return np.concatenate([np.ones((1, num_data)), *(plan.weights for plan in self.plans)])
+        return np.concatenate(
+            [np.ones((1, num_data)), *(plan.weights for plan in self.plans)]
+        )
 
     def split(self, summaries: list[Summary]) -> list[Summary]:
         """Each plan's summaries of its own posteriors, with axes ``(P, A)``, from those of all, ``(A, P)``."""
@@ -219,7 +253,12 @@ class Criterion(NamedTuple):
     decide: Callable[[Array, Task, np.ndarray, Summary], Verdict]
     refusal: str | None = None
     pointwise: bool = False
-    stream: Callable[[Array, np.ndarray, Dependence, Callable[[np.ndarray], Losses]], Verdict] | None = None
+    stream: (
+        Callable[
+            [Array, np.ndarray, Dependence, Callable[[np.ndarray], Losses]], Verdict
+        ]
+        | None
+    ) = None
 
 
 Fit: TypeAlias = TemperedFit | MCMC | OnlineVIState
@@ -246,7 +285,13 @@ class AlphaChoice(NamedTuple):
     advice: str
     coverage: CoverageCheck | None = None
 
-    def as_run(self, *data: Any, num_samples: int = 1000, rng_key: Array | None = None, **kwargs: Any) -> Run:
+    def as_run(
+        self,
+        *data: Any,
+        num_samples: int = 1000,
+        rng_key: Array | None = None,
+        **kwargs: Any,
+    ) -> Run:
         """Draws of the fit at the chosen alpha, for :func:`to_inference_data`."""
         return as_run(self.fit, data, kwargs, num_samples=num_samples, rng_key=rng_key)
 

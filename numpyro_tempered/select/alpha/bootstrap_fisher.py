@@ -14,7 +14,12 @@ from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
 from numpyro_tempered.select.alpha.data_weights import over_resamples
 from numpyro_tempered.select.alpha.dependence import resample_counts
 from numpyro_tempered.select.alpha.minimise import minimise
-from numpyro_tempered.select.alpha.sandwich import Flat, coverage_verdict, estimate_of, run_differentiated
+from numpyro_tempered.select.alpha.sandwich import (
+    Flat,
+    coverage_verdict,
+    estimate_of,
+    run_differentiated,
+)
 
 
 class FisherParts(NamedTuple):
@@ -90,7 +95,9 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
         def compute(point: Array, counts: Array) -> FisherParts:
             return fisher_parts(estimate.flat, point, counts)
 
-        parts = jax.device_get(run_differentiated(compute, estimate.sandwich.minimum.point, counts))
+        parts = jax.device_get(
+            run_differentiated(compute, estimate.sandwich.minimum.point, counts)
+        )
         check_converged(parts.converged)
         numerator, denominator = (np.asarray(part, np.float64) for part in parts[:2])
         alpha = float(numerator.sum() / denominator.sum())
@@ -99,10 +106,19 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
                 f"the Fisher divergence is least at alpha = {alpha:.3g}, which is no power: the prior is too "
                 "strong against the data. Look at the prior, or take gpc()."
             )
-        resampling = float(np.linalg.norm(numerator - alpha * denominator) / denominator.sum())
+        resampling = float(
+            np.linalg.norm(numerator - alpha * denominator) / denominator.sum()
+        )
         se = math.hypot(alpha * float(sampling / limit), resampling)
         what = "the exact posterior's intervals"
-        return coverage_verdict("bootstrap_fisher()", alpha, se, what, estimate, alpha_se_resampling=resampling)
+        return coverage_verdict(
+            "bootstrap_fisher()",
+            alpha,
+            se,
+            what,
+            estimate,
+            alpha_se_resampling=resampling,
+        )
 
     return Criterion("bootstrap_fisher", "coverage", None, decide)
 
@@ -113,7 +129,10 @@ def fisher_parts(flat: Flat, point: Array, counts: Array) -> FisherParts:
 
     def of_resample(counts: Array) -> FisherParts:
         minimum = minimise(lambda theta: counts * flat.losses(theta), point)
-        slope, laplacian = slope_of(minimum.point), jnp.trace(jacobian(slope_of, minimum.point))
+        slope, laplacian = (
+            slope_of(minimum.point),
+            jnp.trace(jacobian(slope_of, minimum.point)),
+        )
         pull = jax.grad(flat.log_prior)(minimum.point)
         return FisherParts(pull @ slope + laplacian, slope @ slope, minimum.converged)
 

@@ -29,7 +29,12 @@ from numpyro_tempered.select.alpha.base import Draws, Plan, Query, Task
 from numpyro_tempered.select.alpha.coverage_report import CoverageCheck, Refits, report
 from numpyro_tempered.select.alpha.data_sets import fit_data_sets, pick, width_of
 from numpyro_tempered.select.alpha.dependence import Block, num_units, resample_counts
-from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, check_guide_options, draw
+from numpyro_tempered.select.alpha.guides import (
+    GuideOptions,
+    build_settler,
+    check_guide_options,
+    draw,
+)
 from numpyro_tempered.select.alpha.independence import warn_of_dependence
 from numpyro_tempered.select.alpha.mcmc import MCMCOptions, sample_all
 from numpyro_tempered.select.alpha.model_data import Method, build_method
@@ -172,7 +177,9 @@ def check_coverage(
             num_bootstrap,
             num_draws,
             check_guide_options(GuideOptions(num_steps, tolerance, loss, expectation)),
-            MCMCOptions(check_count(num_warmup, "num_warmup", 0), num_draws, 1, "sequential"),
+            MCMCOptions(
+                check_count(num_warmup, "num_warmup", 0), num_draws, 1, "sequential"
+            ),
         )
     )
     labels = axis_labels((data, kwargs))
@@ -186,7 +193,9 @@ def check_coverage(
     influence = None if estimate is None else estimate.influence
     warn_of_dependence(task.rows, influence, otherwise=otherwise)
     with progress_bars(progress_bar):
-        check = coverage_of(check_key, task, method, design, labels, coords or {}, dims=dims or {})
+        check = coverage_of(
+            check_key, task, method, design, labels, coords or {}, dims=dims or {}
+        )
     advise_cache("check_coverage", began)
     return check
 
@@ -196,7 +205,9 @@ def check_design(design: Design) -> Design:
     check_number(design.alpha, "alpha", "(0, inf)")
     levels = np.asarray(check_numbers(design.levels, "levels", "(0, 1)"), np.float64)
     if levels.ndim != 1 or not len(levels) or np.any(np.diff(levels) <= 0):
-        raise ValueError(f"levels must be a list of increasing probabilities, got {design.levels!r}.")
+        raise ValueError(
+            f"levels must be a list of increasing probabilities, got {design.levels!r}."
+        )
     check_count(design.num_bootstrap, "num_bootstrap", 20)
     check_count(design.num_draws, "num_draws", 100)
     return design._replace(alpha=float(design.alpha), levels=levels)
@@ -211,7 +222,14 @@ def _estimate_if_any(task: Task) -> Estimate | None:
 
 
 def coverage_of(
-    rng_key: Array, task: Task, method: Method, design: Design, labels: Labels, coords: Coords, *, dims: Dims
+    rng_key: Array,
+    task: Task,
+    method: Method,
+    design: Design,
+    labels: Labels,
+    coords: Coords,
+    *,
+    dims: Dims,
 ) -> CoverageCheck:
     """The coverage of the intervals of a task at one power."""
     resample_key, fit_key = jax.random.split(rng_key)
@@ -221,7 +239,11 @@ def coverage_of(
         {name: value for name, value in dims.items() if name not in task.observed},
     )
     # An estimated block needs the scores, and says where there are none.
-    lags = estimate_of(task).lags if task.dependence.block == "auto" else (task.dependence.block or 1) - 1
+    lags = (
+        estimate_of(task).lags
+        if task.dependence.block == "auto"
+        else (task.dependence.block or 1) - 1
+    )
     counts = resample_counts(resample_key, design.num_bootstrap, task.dependence, lags)
     weights = np.concatenate([np.ones((1, task.num_data)), np.asarray(counts)])
     # The power is an input of the fits: what a guide looks at to set itself up is one program for all powers.
@@ -229,20 +251,36 @@ def coverage_of(
     refit = _sample if isinstance(algorithm, MCMCKernel) else _fit
     refits, converged = refit(fit_key, task, method, algorithm, design, weights=weights)
     units = num_units(task.dependence, lags)
-    return report(refits, converged, design.alpha, design.levels, names, num_independent=units)
+    return report(
+        refits, converged, design.alpha, design.levels, names, num_independent=units
+    )
 
 
-def summarise(values: Mapping[str, Array], centre: Array | None, levels: np.ndarray) -> Refits:
+def summarise(
+    values: Mapping[str, Array], centre: Array | None, levels: np.ndarray
+) -> Refits:
     """The intervals of one posterior from its draws ``(S, ...)`` by site; by default about their median."""
     flat = jax.vmap(lambda draw: ravel_pytree(draw)[0])(dict(values))
     tails = 0.5 * (1.0 - levels)
-    quantiles = jnp.quantile(flat, jnp.asarray(np.concatenate([tails, 1.0 - tails, [0.5]]), flat.dtype), axis=0)
+    quantiles = jnp.quantile(
+        flat,
+        jnp.asarray(np.concatenate([tails, 1.0 - tails, [0.5]]), flat.dtype),
+        axis=0,
+    )
     ends = jnp.stack([quantiles[: len(levels)], quantiles[len(levels) : -1]])
-    return Refits(quantiles[-1] if centre is None else centre, jnp.std(flat, axis=0, ddof=1), ends)
+    return Refits(
+        quantiles[-1] if centre is None else centre, jnp.std(flat, axis=0, ddof=1), ends
+    )
 
 
 def _fit(
-    rng_key: Array, task: Task, method: Method, guide: Guide, design: Design, *, weights: np.ndarray
+    rng_key: Array,
+    task: Task,
+    method: Method,
+    guide: Guide,
+    design: Design,
+    *,
+    weights: np.ndarray,
 ) -> tuple[Refits, np.ndarray]:
     """The intervals of fits of a guide to all data and to the resamples, and which fits have converged."""
     start_key, run_key, draw_key = jax.random.split(rng_key, 3)
@@ -254,7 +292,9 @@ def _fit(
         return task.reweighted(alpha, weights)
 
     first = pick(inputs, np.arange(width_of(inputs)))
-    fitter = build_settler(start_key, task, guide, model_of, first, design.guides, batch=DATA_SETS)
+    fitter = build_settler(
+        start_key, task, guide, model_of, first, design.guides, batch=DATA_SETS
+    )
     params, converged = fit_data_sets(run_key, fitter, inputs)
 
     def intervals(keys: Array, params: Params) -> Refits:
@@ -282,7 +322,13 @@ def _median(task: Task, guide: Guide, params: Params) -> Array | None:
 
 
 def _sample(
-    rng_key: Array, task: Task, method: Method, kernel: MCMCKernel, design: Design, *, weights: np.ndarray
+    rng_key: Array,
+    task: Task,
+    method: Method,
+    kernel: MCMCKernel,
+    design: Design,
+    *,
+    weights: np.ndarray,
 ) -> tuple[Refits, np.ndarray]:
     """The same of chains, by one compiled program; they have no evidence of convergence but on all data."""
 

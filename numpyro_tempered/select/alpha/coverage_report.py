@@ -71,7 +71,9 @@ def report(
         ValueError: If a fit has draws that are not finite.
     """
     centres, sds, ends = (np.asarray(part, np.float64) for part in refits)
-    is_finite = np.all(np.isfinite(ends), axis=(1, 2, 3)) & np.all(np.isfinite(centres), axis=1)
+    is_finite = np.all(np.isfinite(ends), axis=(1, 2, 3)) & np.all(
+        np.isfinite(centres), axis=1
+    )
     if not np.all(is_finite):
         raise ValueError(
             f"{np.sum(~is_finite)} of {len(is_finite)} fits have draws that are not finite, and so no intervals: "
@@ -82,7 +84,10 @@ def report(
     inside = (ends[1:, 0] <= centre) & (centre <= ends[1:, 1])
     hits = inside.sum(axis=0).T
     share = (hits + 0.5) / (num + 1.0)
-    sd, bootstrap_sd = np.sqrt(np.mean(np.square(sds[1:]), axis=0)), others.std(axis=0, ddof=1)
+    sd, bootstrap_sd = (
+        np.sqrt(np.mean(np.square(sds[1:]), axis=0)),
+        others.std(axis=0, ddof=1),
+    )
     # Entries that are constant, such as the zeros of a triangular matrix, have no intervals.
     moves = sd > 0
     ratio = bootstrap_sd[moves] / sd[moves]
@@ -99,7 +104,15 @@ def report(
         "ratio": ratio,
         "power": alpha / np.square(np.where(ratio > 0, ratio, np.nan)),
     }
-    advice = advise(kept_names, by_level["coverage"], by_level["coverage_se"], ratio, levels, alpha, num=num)
+    advice = advise(
+        kept_names,
+        by_level["coverage"],
+        by_level["coverage_se"],
+        ratio,
+        levels,
+        alpha,
+        num=num,
+    )
     missed = float(np.mean(~converged))
     if missed > MOST_UNCONVERGED:
         advice += f" {missed:.0%} of the fits have not converged, and are counted all the same."
@@ -114,14 +127,23 @@ def report(
         **versions(),
     }
     coords = {"number": kept_names, "level": levels.tolist()}
-    dims = {name: ["number", "level"] for name in by_level} | {name: ["number"] for name in by_number}
+    dims = {name: ["number", "level"] for name in by_level} | {
+        name: ["number"] for name in by_number
+    }
     groups = {
-        "coverage": dataset(by_level | by_number, coords=coords, dims=dims, attrs=attrs),
+        "coverage": dataset(
+            by_level | by_number, coords=coords, dims=dims, attrs=attrs
+        ),
         "resamples": dataset(
-            {"centre": others[:, moves]}, coords=coords, dims={"centre": ["resample", "number"]}, attrs=attrs
+            {"centre": others[:, moves]},
+            coords=coords,
+            dims={"centre": ["resample", "number"]},
+            attrs=attrs,
         ),
     }
-    return CoverageCheck(advice, alpha, num, num_independent, converged[1:], assemble(groups, attrs))
+    return CoverageCheck(
+        advice, alpha, num, num_independent, converged[1:], assemble(groups, attrs)
+    )
 
 
 def advise(
@@ -144,7 +166,9 @@ def advise(
     text = f"In {num} resamples {100.0 * level:.3g}% intervals at alpha = {alpha:.3g} cover {share}"
     if len(names) > 1:
         text += f" ({names[low]}) to {_share(covers, errors, high)} ({names[high]})"
-    limit = norm.ppf(1.0 - 0.5 * SIGNIFICANCE / len(names)) * np.sqrt(level * (1.0 - level) / num)
+    limit = norm.ppf(1.0 - 0.5 * SIGNIFICANCE / len(names)) * np.sqrt(
+        level * (1.0 - level) / num
+    )
     narrow = np.flatnonzero(covers < level - limit)
     wide = np.flatnonzero(covers > level + limit)
     if not len(narrow) and not len(wide):
@@ -158,7 +182,11 @@ def advise(
     name = f" of {names[worst]}" if len(names) > 1 else ""
     text += f": {', and '.join(clauses)}. The centre{name} varies {ratio[worst]:.2g} times as much as its sd says"
     # Ratios by B resamples have relative standard errors of about (2 B)^(-1/2).
-    agree = np.ptp(np.log(ratio)) <= 4.0 / np.sqrt(2.0 * num) if np.all(ratio > 0) else False
+    agree = (
+        np.ptp(np.log(ratio)) <= 4.0 / np.sqrt(2.0 * num)
+        if np.all(ratio > 0)
+        else False
+    )
     if agree:
         power = alpha / np.mean(np.square(ratio))
         return f"{text}; where widths go as 1/sqrt(alpha), alpha = {power:.2g} would equal the two."

@@ -48,13 +48,22 @@ def fit_data_sets(
             # Programs have one size: a short part is filled up with copies.
             fitted = fitter.fit(key, pick(inputs, np.resize(some, width)))
             if params is None:
-                params = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), fitted.params)
-            for whole, part in zip(jax.tree.leaves(params), jax.tree.leaves(fitted.params), strict=True):
+                params = jax.tree.map(
+                    lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype),
+                    fitted.params,
+                )
+            for whole, part in zip(
+                jax.tree.leaves(params), jax.tree.leaves(fitted.params), strict=True
+            ):
                 whole[some] = np.asarray(part)[: len(some)]
             failed.append(some[unconverged(fitted.evidence)[: len(some)]])
         is_stuck = sum(map(len, failed)) == len(pending)
         pending = np.concatenate(failed)
         if is_stuck or not len(pending):
             break
-        fitter = fitter._replace(quorum=LATER_QUORUM) if isinstance(fitter, Settler) else fitter
+        fitter = (
+            fitter._replace(quorum=LATER_QUORUM)
+            if isinstance(fitter, Settler)
+            else fitter
+        )
     return jax.device_put(params), ~np.isin(np.arange(size), pending)

@@ -75,7 +75,9 @@ def find_data(trace: likelihood.Trace, plate: str | None) -> tuple[int, int]:
             f"plate {plate!r} does not hold all observed sites {list(sites)}; plates that do: {sorted(common)}."
         )
     if plate is None and len(common) > 1:
-        raise ValueError(f"the data lie in several plates, {sorted(common)}: name that of the data by plate=.")
+        raise ValueError(
+            f"the data lie in several plates, {sorted(common)}: name that of the data by plate=."
+        )
     if not common:
         shape, *others = set(shapes.values())
         if others or len(shape) != 1:
@@ -85,11 +87,22 @@ def find_data(trace: likelihood.Trace, plate: str | None) -> tuple[int, int]:
             )
         return shape[0], -1
     name = plate or common.pop()
-    frames = {(f.size, f.dim) for site in sites.values() for f in site["cond_indep_stack"] if f.name == name}
+    frames = {
+        (f.size, f.dim)
+        for site in sites.values()
+        for f in site["cond_indep_stack"]
+        if f.name == name
+    }
     if len(frames) > 1:
-        raise ValueError(f"plate {name!r} has several sizes and dimensions, {sorted(frames)}: give it one dim=.")
+        raise ValueError(
+            f"plate {name!r} has several sizes and dimensions, {sorted(frames)}: give it one dim=."
+        )
     ((size, dim),) = frames
-    local = [latent for latent, site in likelihood.latent_sites(trace).items() if name in plates_of(site)]
+    local = [
+        latent
+        for latent, site in likelihood.latent_sites(trace).items()
+        if name in plates_of(site)
+    ]
     if local:
         raise ValueError(
             f"latent sites {local} have a value for each row of plate {name!r}, which a row left out cannot "
@@ -126,4 +139,8 @@ def over_resamples(function: Callable[[Array], T], counts: Array, dim: int) -> T
     """A function of the counts ``(n,)`` of each resample, in batches that fit into memory."""
     num, n = counts.shape
     batch = max(1, _BATCH // (n * (dim + 1)))
-    return jax.vmap(function)(counts) if batch >= num else map_batches(function, counts, batch)
+    return (
+        jax.vmap(function)(counts)
+        if batch >= num
+        else map_batches(function, counts, batch)
+    )

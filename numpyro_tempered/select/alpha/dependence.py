@@ -41,7 +41,9 @@ class Dependence(NamedTuple):
         return self.num_data if self.labels is None else int(self.labels.max()) + 1
 
 
-def read_dependence(groups: ArrayLike | None, block: Block, num_data: int) -> Dependence:
+def read_dependence(
+    groups: ArrayLike | None, block: Block, num_data: int
+) -> Dependence:
     """The dependence that a user declares, checked.
 
     Raises:
@@ -56,9 +58,17 @@ def read_dependence(groups: ArrayLike | None, block: Block, num_data: int) -> De
     if groups is not None:
         return Dependence(num_data, _numbers_of(groups, num_data))
     if isinstance(block, str) and block != "auto":
-        raise ValueError(f'block must be a number of successive data or "auto", got {block!r}.')
+        raise ValueError(
+            f'block must be a number of successive data or "auto", got {block!r}.'
+        )
     if block is not None and block != "auto":
-        check_count(block, "block", 1, num_data // 2, hint="There are two blocks of data at least.")
+        check_count(
+            block,
+            "block",
+            1,
+            num_data // 2,
+            hint="There are two blocks of data at least.",
+        )
         block = int(block)
     return Dependence(num_data, None, block)
 
@@ -66,14 +76,20 @@ def read_dependence(groups: ArrayLike | None, block: Block, num_data: int) -> De
 def _numbers_of(groups: ArrayLike, num_data: int) -> np.ndarray:
     labels = np.asarray(groups)
     if labels.shape != (num_data,):
-        raise ValueError(f"groups must be a label for each of the {num_data} data, got shape {labels.shape}.")
+        raise ValueError(
+            f"groups must be a label for each of the {num_data} data, got shape {labels.shape}."
+        )
     # Missing labels are unequal to themselves, and None has no order.
     missing = sum(label is None or label != label for label in labels.tolist())
     if missing:
-        raise ValueError(f"groups has {missing} missing labels: give each datum without one a group of its own.")
+        raise ValueError(
+            f"groups has {missing} missing labels: give each datum without one a group of its own."
+        )
     numbers = np.unique(labels, return_inverse=True)[1].reshape(-1)
     if num_data > 1 and numbers.max() == 0:
-        raise ValueError("groups has one label for all data, of which nothing is independent.")
+        raise ValueError(
+            "groups has one label for all data, of which nothing is independent."
+        )
     return numbers
 
 
@@ -91,11 +107,15 @@ def bandwidth(dependence: Dependence, series: Array) -> Array:
     if dependence.block != "auto":
         return jnp.asarray(dependence.block - 1)
     power = jnp.sum(jnp.square(series), axis=0)
-    coefficient = jnp.sum(series[1:] * series[:-1], axis=0) / jnp.where(power > 0, power, 1.0)
+    coefficient = jnp.sum(series[1:] * series[:-1], axis=0) / jnp.where(
+        power > 0, power, 1.0
+    )
     r = jnp.clip(coefficient, -_LARGEST_COEFFICIENT, _LARGEST_COEFFICIENT)
     # Weights by the squared variances of the innovations.
     weight = jnp.square(power * (1.0 - jnp.square(r)))
-    above = jnp.sum(weight * 4.0 * jnp.square(r) / ((1.0 - r) ** 6 * jnp.square(1.0 + r)))
+    above = jnp.sum(
+        weight * 4.0 * jnp.square(r) / ((1.0 - r) ** 6 * jnp.square(1.0 + r))
+    )
     ratio = above / jnp.sum(weight / (1.0 - r) ** 4)
     length = _FOR_INTERVALS * 1.1447 * jnp.cbrt(ratio * dependence.num_data)
     return jnp.minimum(jnp.floor(length).astype(int), _max_lag(dependence))
@@ -105,7 +125,11 @@ def _max_lag(dependence: Dependence) -> int:
     """The largest lag: blocks are at most a quarter of the data, if their length is estimated."""
     if dependence.block is None:
         return 0
-    return max(1, dependence.num_data // 4) if dependence.block == "auto" else dependence.block - 1
+    return (
+        max(1, dependence.num_data // 4)
+        if dependence.block == "auto"
+        else dependence.block - 1
+    )
 
 
 def sum_of_dependent(dependence: Dependence, values: Array, lags: Array) -> Array:
@@ -129,7 +153,10 @@ def sum_of_dependent(dependence: Dependence, values: Array, lags: Array) -> Arra
     # Bartlett's kernel is a box of L + 1 data with itself. Its sums are differences of cumulative sums.
     width = lags + 1
     ends = jnp.arange(n + _max_lag(dependence)) + 1
-    boxes = _since(values)[jnp.minimum(ends, n)] - _since(values)[jnp.clip(ends - width, 0, n)]
+    boxes = (
+        _since(values)[jnp.minimum(ends, n)]
+        - _since(values)[jnp.clip(ends - width, 0, n)]
+    )
     starts = jnp.arange(n)
     both = _since(boxes)
     return (both[starts + width] - both[starts]) / width
@@ -155,14 +182,18 @@ def num_units(dependence: Dependence, lags: int) -> int:
     return dependence.num_groups // (int(lags) + 1)
 
 
-def resample_counts(rng_key: Array, num_bootstrap: int, dependence: Dependence, lags: int = 0) -> Array:
+def resample_counts(
+    rng_key: Array, num_bootstrap: int, dependence: Dependence, lags: int = 0
+) -> Array:
     """How often each datum is in each of B resamples, ``(B, n)``.
 
     Of independent data they are multinomial; of groups whole groups are drawn; of a series blocks of ``lags + 1``
     successive data, around its end (the circular block bootstrap of Politis and Romano 1992).
     """
     if dependence.labels is not None:
-        return resamples(rng_key, num_bootstrap, dependence.num_groups)[:, dependence.labels]
+        return resamples(rng_key, num_bootstrap, dependence.num_groups)[
+            :, dependence.labels
+        ]
     if lags == 0:
         return resamples(rng_key, num_bootstrap, dependence.num_data)
     return _of_blocks(rng_key, num_bootstrap, dependence.num_data, int(lags) + 1)
@@ -170,9 +201,13 @@ def resample_counts(rng_key: Array, num_bootstrap: int, dependence: Dependence, 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _of_blocks(rng_key: Array, num_bootstrap: int, num_data: int, length: int) -> Array:
-    starts = jax.random.randint(rng_key, (num_bootstrap, math.ceil(num_data / length), 1), 0, num_data)
+    starts = jax.random.randint(
+        rng_key, (num_bootstrap, math.ceil(num_data / length), 1), 0, num_data
+    )
     # The last block is cut where the others leave less than its length.
-    rows = jnp.reshape((starts + jnp.arange(length)) % num_data, (num_bootstrap, -1))[:, :num_data]
+    rows = jnp.reshape((starts + jnp.arange(length)) % num_data, (num_bootstrap, -1))[
+        :, :num_data
+    ]
     return jax.vmap(lambda row: jnp.zeros(num_data).at[row].add(1.0))(rows)
 
 

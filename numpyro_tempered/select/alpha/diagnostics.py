@@ -7,7 +7,14 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.handlers.robust import divergences
-from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
+from numpyro_tempered.select.alpha.base import (
+    Criterion,
+    Draws,
+    Plan,
+    Summary,
+    Task,
+    Verdict,
+)
 
 REFUSAL = (
     "{name} scores the predictive mixture E_q[p(y)], which predicts well where the model is wrong by being wider "
@@ -42,7 +49,9 @@ def held_out(num_folds: int = 5) -> Criterion:
 
     def folds(rng_key: Array, num_data: int) -> np.ndarray:
         if num_data < num_folds:
-            raise ValueError(f"held_out({num_folds}) needs at least a datum in each fold, got {num_data} data.")
+            raise ValueError(
+                f"held_out({num_folds}) needs at least a datum in each fold, got {num_data} data."
+            )
         return np.asarray(jax.random.permutation(rng_key, num_data)) % num_folds
 
     def plan(rng_key: Array, task: Task) -> Plan:
@@ -50,17 +59,25 @@ def held_out(num_folds: int = 5) -> Criterion:
         fold = folds(rng_key, task.num_data)
 
         def reduce(draws: Draws) -> Array:
-            return jax.scipy.special.logsumexp(draws.log_lik, axis=0) - jnp.log(draws.log_lik.shape[0])
+            return jax.scipy.special.logsumexp(draws.log_lik, axis=0) - jnp.log(
+                draws.log_lik.shape[0]
+            )
 
-        return Plan((fold[None, :] != np.arange(num_folds)[:, None]).astype(float), reduce)
+        return Plan(
+            (fold[None, :] != np.arange(num_folds)[:, None]).astype(float), reduce
+        )
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: Summary) -> Verdict:
+    def decide(
+        rng_key: Array, task: Task, grid: np.ndarray, summary: Summary
+    ) -> Verdict:
         fold = folds(rng_key, task.num_data)
         scores = np.asarray(summary, np.float64)[fold, :, np.arange(task.num_data)]
         se = np.std(scores, axis=0, ddof=1) * np.sqrt(task.num_data)
         return _verdict("elpd_held_out", scores.sum(axis=0), se, grid)
 
-    return Criterion("held_out", "none", plan, decide, REFUSAL.format(name="held_out()"))
+    return Criterion(
+        "held_out", "none", plan, decide, REFUSAL.format(name="held_out()")
+    )
 
 
 def loo() -> Criterion:
@@ -82,23 +99,33 @@ def loo() -> Criterion:
         'loo'
     """
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, log_lik: np.ndarray) -> Verdict:
+    def decide(
+        rng_key: Array, task: Task, grid: np.ndarray, log_lik: np.ndarray
+    ) -> Verdict:
         _refuse_losses(task)
         from numpyro_tempered.report.arviz import assemble, dataset
         from numpyro_tempered.select.loo import loo as loo_of
 
         results = []
         for alpha, draws in zip(grid, np.asarray(log_lik, np.float64), strict=True):
-            data = assemble({"log_likelihood": dataset({"y": draws}, ("chain", "draw"))}, {})
+            data = assemble(
+                {"log_likelihood": dataset({"y": draws}, ("chain", "draw"))}, {}
+            )
             results.append(loo_of(data, alpha=float(alpha), reff=1.0, pointwise=True))
         # ArviZ 0.x and 1.x name the estimate differently.
-        elpd = np.array([float(getattr(r, "elpd_loo", None) or r.elpd) for r in results])
+        elpd = np.array(
+            [float(getattr(r, "elpd_loo", None) or r.elpd) for r in results]
+        )
         se = np.array([float(r.se) for r in results])
         verdict = _verdict("elpd_loo", elpd, se, grid)
-        verdict.columns["pareto_k"] = np.asarray([float(np.max(r.pareto_k)) for r in results])
+        verdict.columns["pareto_k"] = np.asarray(
+            [float(np.max(r.pareto_k)) for r in results]
+        )
         return verdict
 
-    return Criterion("loo", "none", None, decide, REFUSAL.format(name="loo()"), pointwise=True)
+    return Criterion(
+        "loo", "none", None, decide, REFUSAL.format(name="loo()"), pointwise=True
+    )
 
 
 def _refuse_losses(task: Task) -> None:
@@ -110,5 +137,9 @@ def _refuse_losses(task: Task) -> None:
         )
 
 
-def _verdict(name: str, scores: np.ndarray, se: np.ndarray, grid: np.ndarray) -> Verdict:
-    return Verdict(float(grid[np.argmax(scores)]), {name: scores, f"{name}_se": se}, {}, "")
+def _verdict(
+    name: str, scores: np.ndarray, se: np.ndarray, grid: np.ndarray
+) -> Verdict:
+    return Verdict(
+        float(grid[np.argmax(scores)]), {name: scores, f"{name}_se": se}, {}, ""
+    )

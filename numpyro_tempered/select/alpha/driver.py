@@ -19,8 +19,22 @@ from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.svi import NUM_STEPS, TemperedFit
 from numpyro_tempered.report.arviz import Coords, Dims
 from numpyro_tempered.report.inference_data import to_inference_data
-from numpyro_tempered.select.alpha.base import AlphaChoice, Criterion, Fits, Query, Task, Verdict
-from numpyro_tempered.select.alpha.coverage import LEVELS, NUM_BOOTSTRAP, NUM_DRAWS, STREAMS, Design, coverage_of
+from numpyro_tempered.select.alpha.base import (
+    AlphaChoice,
+    Criterion,
+    Fits,
+    Query,
+    Task,
+    Verdict,
+)
+from numpyro_tempered.select.alpha.coverage import (
+    LEVELS,
+    NUM_BOOTSTRAP,
+    NUM_DRAWS,
+    STREAMS,
+    Design,
+    coverage_of,
+)
 from numpyro_tempered.select.alpha.coverage_report import CoverageCheck
 from numpyro_tempered.select.alpha.dependence import Block
 from numpyro_tempered.select.alpha.guides import (
@@ -36,7 +50,12 @@ from numpyro_tempered.select.alpha.mcmc import MCMCOptions, sample_all
 from numpyro_tempered.select.alpha.model_data import Method, build_method, check_alphas
 from numpyro_tempered.select.alpha.online import Streams
 from numpyro_tempered.select.alpha.powers import find_coverage
-from numpyro_tempered.select.alpha.report import insert_row, join_advice, posterior_columns, report
+from numpyro_tempered.select.alpha.report import (
+    insert_row,
+    join_advice,
+    posterior_columns,
+    report,
+)
 from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
 
 DEFAULT_GRID = np.geomspace(2.0**-6, 1.0, 10)
@@ -178,7 +197,10 @@ def select_alpha(
         >>> int(nt.table(choice)["selected"].sum())
         1
     """
-    began, grid = CLOCK.read(), check_alphas(DEFAULT_GRID if alphas is None else alphas, 1, "(0, inf)")
+    began, grid = (
+        CLOCK.read(),
+        check_alphas(DEFAULT_GRID if alphas is None else alphas, 1, "(0, inf)"),
+    )
     criterion = safe_bayes() if criterion is None else criterion
     _check_criteria(criterion, diagnostics)
     options = _Options(
@@ -188,8 +210,16 @@ def select_alpha(
         progress_bar,
     )
     labels = axis_labels((data, kwargs))
-    same = {"alphas": grid, "num_samples": num_samples, "groups": groups, "block": block, "coverage": coverage}
-    data, kwargs = check_call(select_alpha, rng_key, model, method, data, kwargs, **same)
+    same = {
+        "alphas": grid,
+        "num_samples": num_samples,
+        "groups": groups,
+        "block": block,
+        "coverage": coverage,
+    }
+    data, kwargs = check_call(
+        select_alpha, rng_key, model, method, data, kwargs, **same
+    )
     model_key, method_key, *keys = jax.random.split(rng_key, 3 + len(diagnostics))
     task = Task(model, model_key, data, kwargs, plate, groups=groups, block=block)
     algorithm = build_method(method, task.model, online=True)
@@ -198,42 +228,83 @@ def select_alpha(
     judges = list(zip((criterion, *diagnostics), keys, strict=True))
     verdicts: list[Verdict] = []
     if criterion.plan is None and criterion.stream is None:
-        verdicts.append(_check_verdict(criterion, criterion.decide(keys[0], task, grid, None)))
+        verdicts.append(
+            _check_verdict(criterion, criterion.decide(keys[0], task, grid, None))
+        )
         judges = judges[1:]
         # What no criterion looks at is not fitted unless it is asked for.
-        grid = np.union1d(grid if judges or alphas is not None else [], [verdicts[0].alpha])
+        grid = np.union1d(
+            grid if judges or alphas is not None else [], [verdicts[0].alpha]
+        )
     if isinstance(algorithm, OnlineVI):
         _check_streamed((judge for judge, _ in judges), coverage=coverage)
         streams = Streams(method_key, task, method, algorithm, grid)
         of_stream = grid, task.dependence, streams.losses
-        verdicts += [judge.stream(key, *of_stream) for judge, key in judges if judge.stream is not None]
+        verdicts += [
+            judge.stream(key, *of_stream)
+            for judge, key in judges
+            if judge.stream is not None
+        ]
         fits = streams.fits(num_samples)
     else:
-        plans = tuple(judge.plan(key, task) for judge, key in judges if judge.plan is not None)
+        plans = tuple(
+            judge.plan(key, task) for judge, key in judges if judge.plan is not None
+        )
         query = Query(grid, plans, any(judge.pointwise for judge, _ in judges))
         fits = _fit_grid(method_key, task, method, query, options)
         summaries = iter(fits.summaries)
         for judge, key in judges:
             summary = None if judge.plan is None else next(summaries)
-            verdicts.append(judge.decide(key, task, grid, fits.pointwise if judge.pointwise else summary))
+            verdicts.append(
+                judge.decide(
+                    key, task, grid, fits.pointwise if judge.pointwise else summary
+                )
+            )
     verdict, fit_alphas = _check_verdict(criterion, verdicts[0]), grid
-    columns = {name: column for each in verdicts for name, column in each.columns.items()}
+    columns = {
+        name: column for each in verdicts for name, column in each.columns.items()
+    }
     columns |= posterior_columns(grid, fits.log_lik)
     if verdict.alpha not in grid:
         # Between two alphas of the grid it gets a fit and a row of its own.
         fit_alphas = np.array([verdict.alpha])
-        fits = _fit_grid(jax.random.fold_in(method_key, 1), task, method, Query(fit_alphas, (), False), options)
-        grid, columns = insert_row(grid, columns, verdict.alpha, posterior_columns(fit_alphas, fits.log_lik))
+        fits = _fit_grid(
+            jax.random.fold_in(method_key, 1),
+            task,
+            method,
+            Query(fit_alphas, (), False),
+            options,
+        )
+        grid, columns = insert_row(
+            grid, columns, verdict.alpha, posterior_columns(fit_alphas, fits.log_lik)
+        )
     columns["selected"] = grid == verdict.alpha
     fit, args, of_fit = fits.fit_at(fit_alphas.tolist().index(verdict.alpha))
     fit = fit._replace(coords=labels or None) if isinstance(fit, TemperedFit) else fit
-    posterior = to_inference_data(fit, *args, num_samples=num_samples, coords=coords, dims=dims, **of_fit)
+    posterior = to_inference_data(
+        fit, *args, num_samples=num_samples, coords=coords, dims=dims, **of_fit
+    )
     where = labels, coords or {}, dims or {}
-    check = _check_intervals(method_key, task, method, options, verdict.alpha, where) if coverage else None
+    check = (
+        _check_intervals(method_key, task, method, options, verdict.alpha, where)
+        if coverage
+        else None
+    )
     advice = join_advice(criterion, verdict, powers, check)
     advise_cache("select_alpha", began)
-    attrs = {"criterion": criterion.name, "aim": criterion.aim, "advice": advice, **verdict.attrs}
-    return AlphaChoice(verdict.alpha, fit, report(posterior, grid, columns, powers, check, attrs), advice, check)
+    attrs = {
+        "criterion": criterion.name,
+        "aim": criterion.aim,
+        "advice": advice,
+        **verdict.attrs,
+    }
+    return AlphaChoice(
+        verdict.alpha,
+        fit,
+        report(posterior, grid, columns, powers, check, attrs),
+        advice,
+        check,
+    )
 
 
 def _check_streamed(judges: Iterable[Criterion], *, coverage: bool) -> None:
@@ -241,7 +312,9 @@ def _check_streamed(judges: Iterable[Criterion], *, coverage: bool) -> None:
     if coverage:
         raise ValueError(f"coverage=True: {STREAMS}")
     if names := [judge.name for judge in judges if judge.stream is None]:
-        raise ValueError(f"the criteria {names} weigh the data, which a stream cannot: take a guide or a kernel.")
+        raise ValueError(
+            f"the criteria {names} weigh the data, which a stream cannot: take a guide or a kernel."
+        )
 
 
 class _Options(NamedTuple):
@@ -253,14 +326,25 @@ class _Options(NamedTuple):
     progress_bar: ProgressBar
 
 
-def _fit_grid(rng_key: Array, task: Task, method: Method, query: Query, options: _Options) -> Fits:
+def _fit_grid(
+    rng_key: Array, task: Task, method: Method, query: Query, options: _Options
+) -> Fits:
     """The posteriors of a query, by a guide or a kernel."""
     # A guide is set up once, by the program that fits it.
-    algorithm = build_method(method, temper(task.model, float(query.alphas[-1])), online=True)
+    algorithm = build_method(
+        method, temper(task.model, float(query.alphas[-1])), online=True
+    )
     with progress_bars(options.progress_bar):
         if isinstance(algorithm, MCMCKernel):
             return sample_all(rng_key, task, method, algorithm, query, options.mcmc)
-        return fit_all(rng_key, task, Recipe(method, algorithm), query, options.guides, options.sizes)
+        return fit_all(
+            rng_key,
+            task,
+            Recipe(method, algorithm),
+            query,
+            options.guides,
+            options.sizes,
+        )
 
 
 def _check_intervals(
@@ -272,11 +356,23 @@ def _check_intervals(
     names: tuple[Labels, Coords, Dims],
 ) -> CoverageCheck:
     """What intervals at the chosen alpha cover in resamples."""
-    chains = options.mcmc._replace(num_samples=NUM_DRAWS, num_chains=1, chain_method="sequential")
-    design = Design(alpha, np.asarray(LEVELS), NUM_BOOTSTRAP, NUM_DRAWS, options.guides, chains)
+    chains = options.mcmc._replace(
+        num_samples=NUM_DRAWS, num_chains=1, chain_method="sequential"
+    )
+    design = Design(
+        alpha, np.asarray(LEVELS), NUM_BOOTSTRAP, NUM_DRAWS, options.guides, chains
+    )
     labels, coords, dims = names
     with progress_bars(options.progress_bar):
-        return coverage_of(jax.random.fold_in(rng_key, 2), task, method, design, labels, coords, dims=dims)
+        return coverage_of(
+            jax.random.fold_in(rng_key, 2),
+            task,
+            method,
+            design,
+            labels,
+            coords,
+            dims=dims,
+        )
 
 
 def _check_criteria(criterion: Criterion, diagnostics: Sequence[Criterion]) -> None:
@@ -294,10 +390,14 @@ def _check_criteria(criterion: Criterion, diagnostics: Sequence[Criterion]) -> N
         raise ValueError(criterion.refusal)
     for value in diagnostics:
         if value.refusal is None:
-            raise ValueError(f"{value.name} chooses alpha, and is no diagnostic: pass it as criterion.")
+            raise ValueError(
+                f"{value.name} chooses alpha, and is no diagnostic: pass it as criterion."
+            )
 
 
 def _check_verdict(criterion: Criterion, verdict: Verdict) -> Verdict:
     if not (np.isfinite(verdict.alpha) and verdict.alpha > 0):
-        raise ValueError(f"{criterion.name} names alpha = {verdict.alpha}, not a positive number: take another.")
+        raise ValueError(
+            f"{criterion.name} names alpha = {verdict.alpha}, not a positive number: take another."
+        )
     return verdict

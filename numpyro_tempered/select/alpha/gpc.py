@@ -13,7 +13,14 @@ from numpyro.infer.util import constrain_fn
 from numpyro_tempered.core.checks import check_choice, check_count, check_number
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.select.alpha import gpc_posteriors, sandwich
-from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
+from numpyro_tempered.select.alpha.base import (
+    Criterion,
+    Draws,
+    Plan,
+    Summary,
+    Task,
+    Verdict,
+)
 from numpyro_tempered.select.alpha.dependence import resample_counts
 from numpyro_tempered.select.alpha.gpc_posteriors import Quantity, Ratios
 
@@ -96,8 +103,12 @@ def gpc(
     check_number(level, "level", "(0, 1)", hint="Take 0.95, say.")
     check_choice(posterior, "posterior", get_args(Posterior))
     if of is not None and not callable(of):
-        raise TypeError(f"of must be a function of the latent values by site, got {type(of).__name__}.")
-    check_count(num_bootstrap, "num_bootstrap", math.ceil(5.0 / min(level, 1.0 - level) - 1e-9))
+        raise TypeError(
+            f"of must be a function of the latent values by site, got {type(of).__name__}."
+        )
+    check_count(
+        num_bootstrap, "num_bootstrap", math.ceil(5.0 / min(level, 1.0 - level) - 1e-9)
+    )
 
     def quantity_of_draws(draws: Draws) -> Array:
         if of is None:
@@ -107,10 +118,14 @@ def gpc(
     def plan(rng_key: Array, task: Task) -> Plan:
         # Raises before the fits where the criterion cannot be used.
         lags = sandwich.estimate_of(task).lags
-        counts = np.asarray(resample_counts(rng_key, num_bootstrap, task.dependence, lags))
+        counts = np.asarray(
+            resample_counts(rng_key, num_bootstrap, task.dependence, lags)
+        )
         return Plan(counts, gpc_posteriors.credible_set(quantity_of_draws, level))
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: Summary) -> Verdict:
+    def decide(
+        rng_key: Array, task: Task, grid: np.ndarray, summary: Summary
+    ) -> Verdict:
         estimate = sandwich.estimate_of(task)
         quantity = quantity_of_flat(task, of)
         # The guess is the limit of many data, whose relative sampling error is that of alpha.
@@ -119,27 +134,47 @@ def gpc(
         columns: dict[str, np.ndarray] = {}
         attrs: dict[str, object] = {}
         if posterior == "laplace":
-            counts = resample_counts(rng_key, num_bootstrap, task.dependence, estimate.lags)
-            ratios = gpc_posteriors.laplace_ratios_at(estimate.flat, quantity, point, counts, level)
+            counts = resample_counts(
+                rng_key, num_bootstrap, task.dependence, estimate.lags
+            )
+            ratios = gpc_posteriors.laplace_ratios_at(
+                estimate.flat, quantity, point, counts, level
+            )
             alpha, resampling, curve = solve(ratios, level, guess, (0.0, math.inf))
-            attrs = {"coverage_alphas": [a for a, _ in curve], "coverage": [c for _, c in curve]}
+            attrs = {
+                "coverage_alphas": [a for a, _ in curve],
+                "coverage": [c for _, c in curve],
+            }
         else:
             sets = jax.tree.map(np.asarray, jax.device_get(summary))
             at = np.asarray(point if quantity is None else quantity(point), np.float64)
             of_grid = gpc_posteriors.ellipsoid_ratios(sets, at)
             if not np.all(np.isfinite(of_grid)):
-                raise ValueError("the draws of a fit to a resample do not vary: take more, or another method.")
+                raise ValueError(
+                    "the draws of a fit to a resample do not vary: take more, or another method."
+                )
             coverage = np.mean(of_grid <= 1.0, axis=0)
             columns = {"criterion": np.abs(coverage - level), "coverage": coverage}
             bounds = float(np.min(grid)), float(np.max(grid))
-            alpha, resampling, _ = solve(interpolated(grid, of_grid), level, guess, bounds)
+            alpha, resampling, _ = solve(
+                interpolated(grid, of_grid), level, guess, bounds
+            )
         se = math.hypot(alpha * (sampling / guess), resampling)
         what = f"{OWNERS[posterior]} {level:.0%} sets"
-        attrs = {"alpha_se_resampling": resampling, "level": level, "posterior": posterior, **attrs}
-        verdict = sandwich.coverage_verdict(f"gpc({level:g})", alpha, se, what, estimate, **attrs)
+        attrs = {
+            "alpha_se_resampling": resampling,
+            "level": level,
+            "posterior": posterior,
+            **attrs,
+        }
+        verdict = sandwich.coverage_verdict(
+            f"gpc({level:g})", alpha, se, what, estimate, **attrs
+        )
         return verdict._replace(columns=columns)
 
-    return Criterion("gpc", "coverage", None if posterior == "laplace" else plan, decide)
+    return Criterion(
+        "gpc", "coverage", None if posterior == "laplace" else plan, decide
+    )
 
 
 def joint_power(quantity: Quantity | None) -> sandwich.Functional:
@@ -152,19 +187,25 @@ def joint_power(quantity: Quantity | None) -> sandwich.Functional:
         slopes = jax.jacfwd(quantity)(theta).T
         shifts = cho_solve((factor, True), slopes)
         inner = jnp.linalg.cholesky(slopes.T @ shifts)
-        return slopes.shape[1] / jnp.trace(cho_solve((inner, True), shifts.T @ variance @ shifts))
+        return slopes.shape[1] / jnp.trace(
+            cho_solve((inner, True), shifts.T @ variance @ shifts)
+        )
 
     return power
 
 
-def quantity_of_flat(task: Task, of: Callable[[dict[str, Array]], Array] | None) -> Quantity | None:
+def quantity_of_flat(
+    task: Task, of: Callable[[dict[str, Array]], Array] | None
+) -> Quantity | None:
     """The quantity as a function of the flat unconstrained latents, ``(k,)``; None for these themselves."""
     if of is None:
         return None
     unravel = task.flat()[1]
 
     def quantity(theta: Array) -> Array:
-        return jnp.ravel(of(constrain_fn(task.seeded, task.args, task.kwargs, unravel(theta))))
+        return jnp.ravel(
+            of(constrain_fn(task.seeded, task.args, task.kwargs, unravel(theta)))
+        )
 
     return quantity
 
@@ -174,7 +215,9 @@ def interpolated(alphas: np.ndarray, ratios: np.ndarray) -> Ratios:
     logs, tiny = np.log(alphas), np.finfo(float).tiny
 
     def at(alpha: float) -> np.ndarray:
-        k = int(np.clip(np.searchsorted(logs, math.log(alpha)), 1, max(len(logs) - 1, 1)))
+        k = int(
+            np.clip(np.searchsorted(logs, math.log(alpha)), 1, max(len(logs) - 1, 1))
+        )
         if len(logs) == 1:
             return ratios[:, 0]
         share = (math.log(alpha) - logs[k - 1]) / (logs[k] - logs[k - 1])
@@ -225,7 +268,9 @@ def solve(
     root = brentq(excess, low, high, xtol=TOLERANCE)
     values = ratios(math.exp(root))
     deviation = math.sqrt(level * (1.0 - level) / len(values))
-    low, high = np.quantile(values, [max(level - deviation, 0.0), min(level + deviation, 1.0)])
+    low, high = np.quantile(
+        values, [max(level - deviation, 0.0), min(level + deviation, 1.0)]
+    )
     side = 0.1 if root + 0.1 <= largest else -0.1
     slope = (excess(root + side) - excess(root)) / side
     spread = math.log(high / max(low, np.finfo(float).tiny)) / (2.0 * max(slope, 1e-3))

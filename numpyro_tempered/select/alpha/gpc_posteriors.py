@@ -21,7 +21,12 @@ Ratios: TypeAlias = Callable[[float], np.ndarray]
 
 
 def laplace_ratios(
-    flat: Flat, quantity: Quantity | None, point: Array, counts: Array, threshold: float, alpha: Array
+    flat: Flat,
+    quantity: Quantity | None,
+    point: Array,
+    counts: Array,
+    threshold: float,
+    alpha: Array,
 ) -> tuple[Array, Array]:
     """Squared Mahalanobis distance of the minimiser over ``threshold``, by Laplace's method at the power alpha.
 
@@ -31,7 +36,9 @@ def laplace_ratios(
 
     def of_resample(counts: Array) -> tuple[Array, Array]:
         def terms(theta: Array) -> Array:
-            return jnp.append(alpha * counts * flat.losses(theta), -flat.log_prior(theta))
+            return jnp.append(
+                alpha * counts * flat.losses(theta), -flat.log_prior(theta)
+            )
 
         mode = minimise(terms, point)
         factor = jnp.linalg.cholesky(mode.hessian)
@@ -39,14 +46,20 @@ def laplace_ratios(
             scaled = factor.T @ (point - mode.point)
         else:
             off = quantity(point) - quantity(mode.point)
-            half = solve_triangular(factor, jax.jacfwd(quantity)(mode.point).T, lower=True)
-            scaled = solve_triangular(jnp.linalg.cholesky(half.T @ half), off, lower=True)
+            half = solve_triangular(
+                factor, jax.jacfwd(quantity)(mode.point).T, lower=True
+            )
+            scaled = solve_triangular(
+                jnp.linalg.cholesky(half.T @ half), off, lower=True
+            )
         return jnp.sum(jnp.square(scaled)) / threshold, mode.converged
 
     return over_resamples(of_resample, counts.astype(point.dtype), len(point))
 
 
-def laplace_ratios_at(flat: Flat, quantity: Quantity | None, point: Array, counts: Array, level: float) -> Ratios:
+def laplace_ratios_at(
+    flat: Flat, quantity: Quantity | None, point: Array, counts: Array, level: float
+) -> Ratios:
     """:func:`laplace_ratios` as a function of alpha, by one compiled program.
 
     Raises:
@@ -63,7 +76,9 @@ def laplace_ratios_at(flat: Flat, quantity: Quantity | None, point: Array, count
     program = compile_once(at_power, jnp.ones((), point.dtype), point, counts)
 
     def ratios(alpha: float) -> np.ndarray:
-        values, modes = jax.device_get(program(jnp.asarray(alpha, point.dtype), point, counts))
+        values, modes = jax.device_get(
+            program(jnp.asarray(alpha, point.dtype), point, counts)
+        )
         good = modes & np.isfinite(values)
         if not np.all(good):
             raise ValueError(
@@ -76,7 +91,9 @@ def laplace_ratios_at(flat: Flat, quantity: Quantity | None, point: Array, count
     return ratios
 
 
-def credible_set(quantity: Callable[[Draws], Array], level: float) -> Callable[[Draws], dict[str, Array]]:
+def credible_set(
+    quantity: Callable[[Draws], Array], level: float
+) -> Callable[[Draws], dict[str, Array]]:
     """From draws to the ellipsoid around their mean that holds the share ``level`` of them."""
 
     def reduce(draws: Draws) -> dict[str, Array]:

@@ -28,7 +28,14 @@ from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.infer.settle import Convergence
-from numpyro_tempered.infer.settle_many import GRID, Batch, Fitted, ModelOf, Settler, settler
+from numpyro_tempered.infer.settle_many import (
+    GRID,
+    Batch,
+    Fitted,
+    ModelOf,
+    Settler,
+    settler,
+)
 from numpyro_tempered.infer.svi import TemperedFit, finish
 from numpyro_tempered.report.draws import name_of
 from numpyro_tempered.select.alpha.base import Draws, Fits, Query, Summary, Task
@@ -79,14 +86,18 @@ def check_sizes(sizes: Sizes) -> Sizes:
     return sizes
 
 
-def draw(rng_key: Array, data: ModelData, guide: Guide, params: Params) -> tuple[dict[str, Array], Array]:
+def draw(
+    rng_key: Array, data: ModelData, guide: Guide, params: Params
+) -> tuple[dict[str, Array], Array]:
     """One draw of the latents from a guide, and its log-density."""
     at = handlers.substitute(handlers.seed(guide, rng_key), data=params)
     log_q, trace = log_density(at, data.args, data.kwargs, {})
     return {name: trace[name]["value"] for name in data.latents}, log_q
 
 
-def set_up(rng_keys: tuple[Array, Array], data: ModelData, guide: Guide, noun: str = "alpha") -> None:
+def set_up(
+    rng_keys: tuple[Array, Array], data: ModelData, guide: Guide, noun: str = "alpha"
+) -> None:
     """Set a guide up outside of jit, where it may keep its Python state.
 
     Raises:
@@ -97,11 +108,15 @@ def set_up(rng_keys: tuple[Array, Array], data: ModelData, guide: Guide, noun: s
         return trace_guide(key, guide, {}, data.args, data.kwargs)
 
     if isinstance(guide, AutoSpikeAndSlab):
-        raise ValueError(f"AutoSpikeAndSlab has a schedule of its own: fit it {noun} by {noun} by fit_svi.")
+        raise ValueError(
+            f"AutoSpikeAndSlab has a schedule of its own: fit it {noun} by {noun} by fit_svi."
+        )
     before = data.runs
     first_call(lambda: run(rng_keys[0]), guide)
     if isinstance(guide, AutoGuide) and data.runs == before:
-        raise ValueError("method builds its guide on another model than the tempered one that it gets.")
+        raise ValueError(
+            "method builds its guide on another model than the tempered one that it gets."
+        )
     before = data.runs
     one, two = (run(key) for key in rng_keys)
     if data.runs > before:
@@ -111,7 +126,9 @@ def set_up(rng_keys: tuple[Array, Array], data: ModelData, guide: Guide, noun: s
         )
     missing = sorted(set(data.latents) - set(one))
     if missing:
-        raise ValueError(f"the guide has no sites {missing}, which are latent in the model.")
+        raise ValueError(
+            f"the guide has no sites {missing}, which are latent in the model."
+        )
     for name, site in latent_sites(one).items():
         point = isinstance(base_distribution(site["fn"]), dist.Delta)
         if point and jnp.array_equal(site["value"], two[name]["value"]):
@@ -155,11 +172,22 @@ def build_settler(
     if isinstance(guide, AutoGuide):
         refuse_moving_supports(data.model, data.args, data.kwargs)
     where = key, model_of, guide, data.args, data.kwargs, inputs
-    is_full = isinstance(guide, AutoMultivariateNormal) and guide.latent_dim <= MAX_LATENTS
+    is_full = (
+        isinstance(guide, AutoMultivariateNormal) and guide.latent_dim <= MAX_LATENTS
+    )
     if options.expectation is not None or (is_full and options.loss is None):
-        return gaussian_settler(*where, expectation=options.expectation, tolerance=options.tolerance, batch=batch)
+        return gaussian_settler(
+            *where,
+            expectation=options.expectation,
+            tolerance=options.tolerance,
+            batch=batch,
+        )
     return settler(
-        *where, loss=options.loss, num_steps=options.num_steps, tolerance=options.tolerance, batch=batch
+        *where,
+        loss=options.loss,
+        num_steps=options.num_steps,
+        tolerance=options.tolerance,
+        batch=batch,
     )
 
 
@@ -183,10 +211,16 @@ def shortfall(evidence: Convergence | Result) -> str:
 def list_alphas(alphas: np.ndarray) -> str:
     """Some alphas in words."""
     first = ", ".join(f"{alpha:.3g}" for alpha in alphas[:MOST_LISTED])
-    return first if len(alphas) <= MOST_LISTED else f"{first} and {len(alphas) - MOST_LISTED} others"
+    return (
+        first
+        if len(alphas) <= MOST_LISTED
+        else f"{first} and {len(alphas) - MOST_LISTED} others"
+    )
 
 
-def check_converged(alphas: np.ndarray, fitted: Fitted, what: str, options: GuideOptions) -> None:
+def check_converged(
+    alphas: np.ndarray, fitted: Fitted, what: str, options: GuideOptions
+) -> None:
     """Refuse fits that have not converged: what is compared along a grid would be their distance to the optimum.
 
     Raises:
@@ -212,7 +246,12 @@ class Recipe(NamedTuple):
 
 
 def fit_all(
-    rng_key: Array, task: Task, recipe: Recipe, query: Query, options: GuideOptions, sizes: Sizes
+    rng_key: Array,
+    task: Task,
+    recipe: Recipe,
+    query: Query,
+    options: GuideOptions,
+    sizes: Sizes,
 ) -> Fits:
     """Fit every alpha: to the data, then to the reweighted data of the plans in turn.
 
@@ -225,11 +264,16 @@ def fit_all(
     start_key, key, fit_key = jax.random.split(rng_key, 3)
     powers = jax.device_put(np.asarray(alphas, float))
     rows = [np.asarray(row, powers.dtype) for row in query.weights(task.num_data)]
-    inputs = [(powers, jax.device_put(np.broadcast_to(row, (len(powers), len(row))))) for row in rows]
+    inputs = [
+        (powers, jax.device_put(np.broadcast_to(row, (len(powers), len(row)))))
+        for row in rows
+    ]
     fitter = build_settler(start_key, task, guide, task.reweighted, inputs[0], options)
 
     def draws(key: Array, params: Params, number: int) -> Draws:
-        values = map_batches(lambda k: draw(k, task, guide, params)[0], jax.random.split(key, number), 64)
+        values = map_batches(
+            lambda k: draw(k, task, guide, params)[0], jax.random.split(key, number), 64
+        )
         return task.draws(values, _mean(task, guide, params))
 
     def reduce(key: Array, params: Params) -> list[Summary]:
@@ -246,7 +290,9 @@ def fit_all(
 
         return jax.lax.map(one, params)
 
-    (run_key, draw_key), *refit_keys = map(jax.random.split, jax.random.split(key, len(rows)))
+    (run_key, draw_key), *refit_keys = map(
+        jax.random.split, jax.random.split(key, len(rows))
+    )
     whole = fitter.fit(run_key, inputs[0])
     check_converged(alphas, whole, "all data", options)
     summaries, ends = [], whole.ends
@@ -255,7 +301,12 @@ def fit_all(
         summaries.append(jax.device_get(program(draw_key, whole.params)))
         for number, (run_key, draw_key) in enumerate(refit_keys, 1):
             fitted = fitter.fit(run_key, inputs[number], ends)
-            check_converged(alphas, fitted, f"part {number} of {len(refit_keys)} of the data", options)
+            check_converged(
+                alphas,
+                fitted,
+                f"part {number} of {len(refit_keys)} of the data",
+                options,
+            )
             ends = fitted.ends
             summaries.append(jax.device_get(program(draw_key, fitted.params)))
     each = jax.device_get(compile_once(log_lik, key, whole.params)(key, whole.params))
@@ -263,14 +314,21 @@ def fit_all(
     def fit_at(k: int) -> tuple[TemperedFit, tuple, dict]:
         tempered = temper(task.original, alpha=float(alphas[k]))
         instance = recipe.method(tempered)
-        elbo_key, later_key, setup_key = jax.random.split(jax.random.fold_in(fit_key, k), 3)
-        first_call(lambda: handlers.seed(instance, setup_key)(*task.args, **task.kwargs), instance)
+        elbo_key, later_key, setup_key = jax.random.split(
+            jax.random.fold_in(fit_key, k), 3
+        )
+        first_call(
+            lambda: handlers.seed(instance, setup_key)(*task.args, **task.kwargs),
+            instance,
+        )
         losses = whole.losses[k]
         fit = finish(
             (elbo_key, later_key),
             tempered,
             instance,
-            jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf)[k], whole.params)),
+            jax.device_put(
+                jax.tree.map(lambda leaf: np.asarray(leaf)[k], whole.params)
+            ),
             losses if options.expectation is None else losses[np.isfinite(losses)],
             task.args,
             kwargs=task.kwargs,
@@ -278,9 +336,18 @@ def fit_all(
         )
         return fit._replace(convergence=whole.evidence[k]), (), {}
 
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *summaries) if plans else []
+    stacked = (
+        jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *summaries)
+        if plans
+        else []
+    )
     total = each.sum(axis=2) if pointwise else each
-    return Fits(query.split(stacked), total[:, None, :], each[:, None] if pointwise else None, fit_at)
+    return Fits(
+        query.split(stacked),
+        total[:, None, :],
+        each[:, None] if pointwise else None,
+        fit_at,
+    )
 
 
 def _mean(task: Task, guide: Guide, params: Params) -> Params | None:

@@ -88,7 +88,10 @@ def _columns(rows: Rows) -> list[np.ndarray]:
     """The rows of all arrays, ``(n, k)`` each: what the model observes, and its arguments."""
     num_data = rows.dependence.num_data
     # Batch dimensions are counted from those of events.
-    observed = [(value, rows.dim - rows.trace[name]["fn"].event_dim) for name, value in rows.observed.items()]
+    observed = [
+        (value, rows.dim - rows.trace[name]["fn"].event_dim)
+        for name, value in rows.observed.items()
+    ]
     arguments = [(value, 0) for value in jax.tree.leaves(rows.arguments)]
     columns = []
     for value, axis in observed + arguments:
@@ -151,4 +154,6 @@ def serial_ratio(influence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     size = np.where(size > 0, size, 1.0)
     se = np.sqrt(np.sum(np.square(products), axis=0))
     total = np.sum(products, axis=0)
-    return 1.0 + total / size, np.divide(total, se, out=np.zeros_like(total), where=se > 0)
+    return 1.0 + total / size, np.divide(
+        total, se, out=np.zeros_like(total), where=se > 0
+    )

@@ -64,7 +64,9 @@ def lyddon() -> Criterion:
     def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
         estimate = estimate_of(task)
         alpha, se = map(float, estimate.evaluate(lambda _, j, i: matched_power(j, i)))
-        return coverage_verdict("lyddon()", alpha, se, "the exact posterior's intervals", estimate)
+        return coverage_verdict(
+            "lyddon()", alpha, se, "the exact posterior's intervals", estimate
+        )
 
     return Criterion("lyddon", "coverage", None, decide)
 

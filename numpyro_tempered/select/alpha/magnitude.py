@@ -50,8 +50,12 @@ def magnitude() -> Criterion:
 
     def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
         estimate = estimate_of(task)
-        alpha, se = map(float, estimate.evaluate(lambda _, j, i: magnitude_adjustment(j, i)))
-        return coverage_verdict("magnitude()", alpha, se, "the exact posterior's sets", estimate)
+        alpha, se = map(
+            float, estimate.evaluate(lambda _, j, i: magnitude_adjustment(j, i))
+        )
+        return coverage_verdict(
+            "magnitude()", alpha, se, "the exact posterior's sets", estimate
+        )
 
     return Criterion("magnitude", "coverage", None, decide)
 

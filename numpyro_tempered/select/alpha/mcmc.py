@@ -62,7 +62,9 @@ class ChainSampler(NamedTuple):
         """An MCMC that has not run; also a kernel that binds its potential has this model."""
         return MCMC(self.factory(model), **self.options._asdict(), progress_bar=False)
 
-    def run(self, rng_key: Array, model: Model, start: object, fields: tuple[str, ...] = ()) -> Chains:
+    def run(
+        self, rng_key: Array, model: Model, start: object, fields: tuple[str, ...] = ()
+    ) -> Chains:
         """Chains on a model whose power may be traced, from ``start``.
 
         Raises:
@@ -70,13 +72,23 @@ class ChainSampler(NamedTuple):
         """
         mcmc = self.mcmc(model)
         before = self.data.runs
-        mcmc.run(rng_key, *self.data.args, init_params=start, extra_fields=fields, **self.data.kwargs)
+        mcmc.run(
+            rng_key,
+            *self.data.args,
+            init_params=start,
+            extra_fields=fields,
+            **self.data.kwargs,
+        )
         if self.data.runs == before:
-            raise ValueError("method builds its kernel on another model than the tempered one that it gets.")
+            raise ValueError(
+                "method builds its kernel on another model than the tempered one that it gets."
+            )
         samples = mcmc.get_samples(group_by_chain=True)
         missing = sorted(set(self.data.latents) - set(samples))
         if missing:
-            raise ValueError(f"{name_of(mcmc.sampler)} does not draw the latent sites {missing}: sum them out.")
+            raise ValueError(
+                f"{name_of(mcmc.sampler)} does not draw the latent sites {missing}: sum them out."
+            )
         return Chains(
             {name: samples[name] for name in self.data.latents},
             {name: mcmc.get_extra_fields(group_by_chain=True)[name] for name in fields},
@@ -92,7 +104,9 @@ def divergence_fields(kernel: MCMCKernel, data: ModelData) -> tuple[str, ...]:
         ValueError: If it cannot draw discrete latents that the model has.
     """
     if kernel.is_ensemble_kernel:
-        raise TypeError(f"NumPyro does not run {name_of(kernel)} under jit: take a kernel such as NUTS.")
+        raise TypeError(
+            f"NumPyro does not run {name_of(kernel)} under jit: take a kernel such as NUTS."
+        )
     if not isinstance(kernel, HMC):
         return ()
     if data.discrete:
@@ -103,7 +117,9 @@ def divergence_fields(kernel: MCMCKernel, data: ModelData) -> tuple[str, ...]:
     return ("diverging",)
 
 
-def warn_if_not_mixed(alphas: np.ndarray, mean: np.ndarray, se: np.ndarray, r_hat: np.ndarray) -> None:
+def warn_if_not_mixed(
+    alphas: np.ndarray, mean: np.ndarray, se: np.ndarray, r_hat: np.ndarray
+) -> None:
     """Warn where E[log L] falls by more than 5 standard errors, or R-hat is large."""
     fall = mean[:-1] - mean[1:] - 5.0 * np.hypot(se[:-1], se[1:])
     if np.any(fall > 0):
@@ -121,7 +137,12 @@ def warn_if_not_mixed(alphas: np.ndarray, mean: np.ndarray, se: np.ndarray, r_ha
 
 
 def sample_all(
-    rng_key: Array, task: Task, factory: Method, kernel: MCMCKernel, query: Query, options: MCMCOptions
+    rng_key: Array,
+    task: Task,
+    factory: Method,
+    kernel: MCMCKernel,
+    query: Query,
+    options: MCMCOptions,
 ) -> Fits:
     """Sample every alpha given the data, then given the reweighted data of the plans in turn.
 
@@ -135,16 +156,35 @@ def sample_all(
 
     def run(key: Array, alpha: Array, weights: Array, start: object) -> tuple:
         chains = sampler.run(key, task.reweighted(alpha, weights), start)
-        draws = task.draws({name: jnp.reshape(v, (-1, *v.shape[2:])) for name, v in chains.values.items()})
-        by_chain = jnp.reshape(draws.log_lik, (options.num_chains, options.num_samples, -1))
+        draws = task.draws(
+            {
+                name: jnp.reshape(v, (-1, *v.shape[2:]))
+                for name, v in chains.values.items()
+            }
+        )
+        by_chain = jnp.reshape(
+            draws.log_lik, (options.num_chains, options.num_samples, -1)
+        )
         total = jnp.sum(by_chain, axis=2)
         summaries = [plan.reduce(draws) for plan in plans]
-        return summaries, chains.values, total, by_chain if pointwise else None, chains.last
+        return (
+            summaries,
+            chains.values,
+            total,
+            by_chain if pointwise else None,
+            chains.last,
+        )
 
     program = jax.jit(run)
-    start_keys = jax.random.split(start_key, options.num_chains) if options.num_chains > 1 else start_key
+    start_keys = (
+        jax.random.split(start_key, options.num_chains)
+        if options.num_chains > 1
+        else start_key
+    )
     first_model = temper(task.model, float(alphas[0]))
-    start = initialize_model(start_keys, first_model, model_args=task.args, model_kwargs=task.kwargs).param_info.z
+    start = initialize_model(
+        start_keys, first_model, model_args=task.args, model_kwargs=task.kwargs
+    ).param_info.z
     weights = jnp.asarray(query.weights(task.num_data), jnp.result_type(float))
     keys = jax.random.split(key, (len(alphas), len(weights)))
     totals, pointwise_log_lik, summaries, r_hat = [], [], [], []
@@ -162,7 +202,11 @@ def sample_all(
                     at_next_alpha = start
                     totals.append(np.asarray(log_lik, np.float64))
                     pointwise_log_lik.append(each)
-                    r_hat.append(largest_r_hat([v[:, :, None] for v in (*values.values(), log_lik)])[0])
+                    r_hat.append(
+                        largest_r_hat(
+                            [v[:, :, None] for v in (*values.values(), log_lik)]
+                        )[0]
+                    )
             start = at_next_alpha
             bar.update()
     log_lik = np.stack(totals)
@@ -175,13 +219,26 @@ def sample_all(
             "parameterisation."
         )
     stacked = jax.tree.map(
-        lambda *leaves: np.reshape(np.stack(leaves), (*keys.shape[:2], *leaves[0].shape)), *summaries
+        lambda *leaves: np.reshape(
+            np.stack(leaves), (*keys.shape[:2], *leaves[0].shape)
+        ),
+        *summaries,
     )
 
     def fit_at(k: int) -> tuple[MCMC, tuple, dict]:
         # An object as the user would make it, which to_inference_data and ArviZ read.
         mcmc = sampler.mcmc(temper(task.original, alpha=float(alphas[k])))
-        mcmc.run(jax.random.fold_in(fit_key, k), *task.args, extra_fields=fields, **task.kwargs)
+        mcmc.run(
+            jax.random.fold_in(fit_key, k),
+            *task.args,
+            extra_fields=fields,
+            **task.kwargs,
+        )
         return mcmc, (), {}
 
-    return Fits(query.split(stacked), log_lik, np.stack(pointwise_log_lik) if pointwise else None, fit_at)
+    return Fits(
+        query.split(stacked),
+        log_lik,
+        np.stack(pointwise_log_lik) if pointwise else None,
+        fit_at,
+    )

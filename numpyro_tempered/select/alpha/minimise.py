@@ -83,7 +83,8 @@ def minimise(terms: Callable[[Array], Array], start: Array) -> Minimum:
 
     def evaluate(theta: Array) -> tuple[Array, Array, Array]:
         curvature, (values, slope) = forward_else_reverse(
-            lambda: jax.jacfwd(gradient, has_aux=True)(theta), lambda: jax.jacrev(gradient, has_aux=True)(theta)
+            lambda: jax.jacfwd(gradient, has_aux=True)(theta),
+            lambda: jax.jacrev(gradient, has_aux=True)(theta),
         )
         return values, slope, curvature
 
@@ -92,7 +93,9 @@ def minimise(terms: Callable[[Array], Array], start: Array) -> Minimum:
 
     def iterate(state: _State) -> _State:
         scale, scaled = _unit_diagonal(state.hessian)
-        factor = jnp.linalg.cholesky(scaled + state.damping * jnp.eye(len(start), dtype=start.dtype))
+        factor = jnp.linalg.cholesky(
+            scaled + state.damping * jnp.eye(len(start), dtype=start.dtype)
+        )
         shift = -cho_solve((factor, True), state.gradient / scale) / scale
         point = state.point + shift
         values, new_gradient, new_hessian = evaluate(point)
@@ -103,7 +106,9 @@ def minimise(terms: Callable[[Array], Array], start: Array) -> Minimum:
         # Terms may round by more than their size says, where they are differences of larger numbers: a short step
         # is also taken if it does not double the length of the next.
         residual = new_gradient / scale
-        shorter = (-slope <= COARSEST_STEP**2) & (residual @ cho_solve((factor, True), residual) <= -4.0 * slope)
+        shorter = (-slope <= COARSEST_STEP**2) & (
+            residual @ cho_solve((factor, True), residual) <= -4.0 * slope
+        )
         acceptable = (
             (lower | shorter)
             & jnp.all(jnp.isfinite(values))
@@ -155,13 +160,23 @@ def minimise(terms: Callable[[Array], Array], start: Array) -> Minimum:
     rises = jax.vmap(lambda point: jnp.sum(terms(point) - last.terms))(points)
     # Where it overflows it has risen.
     rising = jnp.all(~jnp.isfinite(rises) | (rises >= LEAST_RISE))
-    condition = jnp.where(definite, values[-1] / jnp.where(definite, values[0], 1.0), jnp.inf)
-    return Minimum(last.point, last.hessian, last.step, condition, last.converged & definite & rising)
+    condition = jnp.where(
+        definite, values[-1] / jnp.where(definite, values[0], 1.0), jnp.inf
+    )
+    return Minimum(
+        last.point,
+        last.hessian,
+        last.step,
+        condition,
+        last.converged & definite & rising,
+    )
 
 
 def _unit_diagonal(hessian: Array) -> tuple[Array, Array]:
     """Scales of the coordinates ``(d,)``, and the Hessian in them, whose diagonal has entries of size 1."""
     size = jnp.abs(jnp.diagonal(hessian))
     info = jnp.finfo(hessian.dtype)
-    scale = jnp.sqrt(jnp.maximum(jnp.maximum(size, info.eps * jnp.max(size)), info.tiny))
+    scale = jnp.sqrt(
+        jnp.maximum(jnp.maximum(size, info.eps * jnp.max(size)), info.tiny)
+    )
     return scale, hessian / scale / scale[:, None]

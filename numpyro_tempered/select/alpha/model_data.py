@@ -48,7 +48,10 @@ class ModelData:
         latents = likelihood.latent_sites(self.trace)
         # Scaled or masked priors, and those with terms of their own, are not what their sites sample.
         terms = any(site.get(PRIOR_FACTOR) for site in self.trace.values())
-        plain = all(site["scale"] is None and not likelihood.is_masked(site["fn"]) for site in latents.values())
+        plain = all(
+            site["scale"] is None and not likelihood.is_masked(site["fn"])
+            for site in latents.values()
+        )
         self.prior_is_exact = sampled and plain and not terms
         self.latents = list(latents)
         self.observed = likelihood.observed_values(self.trace)
@@ -57,33 +60,49 @@ class ModelData:
     def discrete(self) -> list[str]:
         """Names of the discrete latents."""
         return [
-            name for name, site in likelihood.latent_sites(self.trace).items() if site["fn"].support.is_discrete
+            name
+            for name, site in likelihood.latent_sites(self.trace).items()
+            if site["fn"].support.is_discrete
         ]
 
     def check(self, dims: Dims | None = None) -> None:
         """Raise for a model whose posterior does not exist at every power."""
         if not likelihood.likelihood_sites(self.trace):
-            raise ValueError("the model has no observed site: pass the data that it conditions on.")
+            raise ValueError(
+                "the model has no observed site: pass the data that it conditions on."
+            )
         if not self.latents:
-            raise ValueError("the model has no latent site, so there is no posterior to follow.")
+            raise ValueError(
+                "the model has no latent site, so there is no posterior to follow."
+            )
         params = [name for name, site in self.trace.items() if site["type"] == "param"]
         if params:
-            raise ValueError(f"the model has params {params}, which would differ by alpha: give them a prior.")
+            raise ValueError(
+                f"the model has params {params}, which would differ by alpha: give them a prior."
+            )
         if likelihood.subsamples(self.trace):
-            raise ValueError("a plate of the model subsamples: each alpha needs the log-likelihood of all data.")
+            raise ValueError(
+                "a plate of the model subsamples: each alpha needs the log-likelihood of all data."
+            )
         for name, site in likelihood.latent_sites(self.trace).items():
             if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
-                raise ValueError(f"the prior of {name!r} is improper, and alpha = 0 has no posterior: change it.")
+                raise ValueError(
+                    f"the prior of {name!r} is improper, and alpha = 0 has no posterior: change it."
+                )
             if LOCAL in site:
                 raise ValueError(
                     f"temper scales {name!r} by its local_plates, but the likelihood here is conditional on all "
                     "latents: pass the model without local_plates."
                 )
             if name in ("alpha", "chain", "draw"):
-                raise ValueError(f"latent site {name!r} has the name of a dimension of the result: rename it.")
+                raise ValueError(
+                    f"latent site {name!r} has the name of a dimension of the result: rename it."
+                )
         unknown = sorted(set(dims or {}) - {*self.latents, *self.observed})
         if unknown:
-            raise ValueError(f"dims names {unknown}, which are not among the sites {self.latents}.")
+            raise ValueError(
+                f"dims names {unknown}, which are not among the sites {self.latents}."
+            )
 
     @property
     def seeded(self) -> Model:
@@ -92,11 +111,17 @@ class ModelData:
 
     def log_lik(self, values: dict[str, Array]) -> Array:
         """Log-likelihood of all data at the values of the latents, as the model weighs it."""
-        return _total(likelihood.get_trace(handlers.substitute(self.seeded, data=values), self.args, self.kwargs))
+        return _total(
+            likelihood.get_trace(
+                handlers.substitute(self.seeded, data=values), self.args, self.kwargs
+            )
+        )
 
     def draw_prior(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Latents from the prior, and their log-likelihood."""
-        trace = likelihood.get_trace(handlers.seed(self.model, rng_key), self.args, self.kwargs)
+        trace = likelihood.get_trace(
+            handlers.seed(self.model, rng_key), self.args, self.kwargs
+        )
         return {name: trace[name]["value"] for name in self.latents}, _total(trace)
 
     def unconstrain(self, values: dict[str, Array]) -> dict[str, Array]:
@@ -110,11 +135,17 @@ def _total(trace: likelihood.Trace) -> Array:
     for site in likelihood.likelihood_sites(trace).values():
         power = jnp.asarray(likelihood.weight(site))
         # A power of 0 leaves a likelihood of 0 out.
-        terms.append(jnp.sum(jnp.where(power > 0, power * likelihood.untempered_log_prob(site), 0.0)))
+        terms.append(
+            jnp.sum(
+                jnp.where(power > 0, power * likelihood.untempered_log_prob(site), 0.0)
+            )
+        )
     return jnp.sum(jnp.stack(terms))
 
 
-def build_method(method: Method, model: Model, *, online: bool = False) -> Guide | MCMCKernel:
+def build_method(
+    method: Method, model: Model, *, online: bool = False
+) -> Guide | MCMCKernel:
     """The guide or kernel that a method makes of a model, or the :class:`OnlineVI` if ``online``.
 
     Raises:
@@ -123,19 +154,29 @@ def build_method(method: Method, model: Model, *, online: bool = False) -> Guide
     expected = "guide, kernel or OnlineVI" if online else "guide or kernel"
     advice = f"Pass a class, or a callable from model to {expected} such as `lambda model: NUTS(model)`."
     if isinstance(method, AutoGuide | MCMCKernel | OnlineVI):
-        raise TypeError(f"this {type(method).__name__} is built already, for one alpha. {advice}")
+        raise TypeError(
+            f"this {type(method).__name__} is built already, for one alpha. {advice}"
+        )
     if not callable(method):
-        raise TypeError(f"method must be a callable from model to {expected}, got {method!r}. {advice}")
+        raise TypeError(
+            f"method must be a callable from model to {expected}, got {method!r}. {advice}"
+        )
     try:
         algorithm = method(model)
     except Exception as error:
         raise TypeError(f"method failed on the model. {advice}") from error
-    if not callable(algorithm) and not isinstance(algorithm, (MCMCKernel, OnlineVI) if online else MCMCKernel):
-        raise TypeError(f"method returned {type(algorithm).__name__}, not a {expected}. {advice}")
+    if not callable(algorithm) and not isinstance(
+        algorithm, (MCMCKernel, OnlineVI) if online else MCMCKernel
+    ):
+        raise TypeError(
+            f"method returned {type(algorithm).__name__}, not a {expected}. {advice}"
+        )
     return algorithm
 
 
-def check_alphas(alphas: ArrayLike | Sequence[float], least: int, interval: str) -> np.ndarray:
+def check_alphas(
+    alphas: ArrayLike | Sequence[float], least: int, interval: str
+) -> np.ndarray:
     """Increasing powers in an interval, as floats ``(A,)``.
 
     Raises:
@@ -143,7 +184,9 @@ def check_alphas(alphas: ArrayLike | Sequence[float], least: int, interval: str)
     """
     grid = np.asarray(check_numbers(alphas, "alphas", interval), dtype=np.float64)
     if grid.ndim != 1 or len(grid) < least:
-        raise ValueError(f"alphas must be a list of powers, {least} or more, got {alphas!r}.")
+        raise ValueError(
+            f"alphas must be a list of powers, {least} or more, got {alphas!r}."
+        )
     if np.any(np.diff(grid) <= 0):
         raise ValueError(f"alphas must increase from each to the next, got {grid}.")
     return grid

@@ -52,11 +52,15 @@ class Streams(NamedTuple):
 
         @jax.jit
         def losses(flat: Array) -> Array:
-            return map_batches(lambda theta: jnp.sum(task.losses(unpack(theta))), flat, 64)
+            return map_batches(
+                lambda theta: jnp.sum(task.losses(unpack(theta))), flat, 64
+            )
 
         def log_lik(k: int) -> np.ndarray:
             q = jax.tree.map(lambda leaf: leaf[k], ends.posterior)
-            flat = family_of(q).sample(jax.random.fold_in(self.rng_key, k), q, (num_samples,))
+            flat = family_of(q).sample(
+                jax.random.fold_in(self.rng_key, k), q, (num_samples,)
+            )
             return -np.asarray(losses(flat), np.float64)[None]
 
         def fit_at(k: int) -> tuple[OnlineVIState, tuple, dict]:
@@ -66,7 +70,9 @@ class Streams(NamedTuple):
             state = state._replace(rule_state=jax.tree.map(lambda leaf: leaf[k], ends))
             return state, (online, *task.args), task.kwargs
 
-        return Fits([], np.stack([log_lik(k) for k in range(len(self.alphas))]), None, fit_at)
+        return Fits(
+            [], np.stack([log_lik(k) for k in range(len(self.alphas))]), None, fit_at
+        )
 
     def _pass(self, order: np.ndarray) -> tuple[OnlineState, Losses]:
         """The states of the rule at the end of a pass, and its losses.
@@ -78,33 +84,50 @@ class Streams(NamedTuple):
         num_rounds, online = len(order), self.online
 
         def permute(leaf: Array) -> Array:
-            return leaf[order] if jnp.ndim(leaf) and jnp.shape(leaf)[0] == num_rounds else leaf
+            return (
+                leaf[order]
+                if jnp.ndim(leaf) and jnp.shape(leaf)[0] == num_rounds
+                else leaf
+            )
 
         args, kwargs = jax.tree.map(permute, (self.task.args, self.task.kwargs))
         arrays, _, expectation = online._split(args, kwargs)
         first = _first_round(args, kwargs)
         state = online.init(self.rng_key, *first[0], **first[1])
-        each = find_data(get_trace(handlers.seed(self.task.original, self.rng_key), *first), self.task.plate)[0]
+        each = find_data(
+            get_trace(handlers.seed(self.task.original, self.rng_key), *first),
+            self.task.plate,
+        )[0]
         if each != 1 or drivers.check_rows([a for a in arrays if a.ndim]) != num_rounds:
             lengths = sorted({a.shape[0] for a in arrays if a.ndim})
             raise ValueError(
                 f"a round is a row of all arrays, and must be one of the {num_rounds} data; here it is {each}, "
                 f"and the leading axes are {lengths}. Pass other arguments by functools.partial."
             )
-        rows = tuple(a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays)
+        rows = tuple(
+            a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays
+        )
 
         def run(alpha: Array) -> tuple[OnlineState, Losses]:
             tempered = scale_gradients(expectation, alpha)
 
-            def take_round(carry: OnlineState, row: tuple[Array, ...]) -> tuple[OnlineState, Losses]:
+            def take_round(
+                carry: OnlineState, row: tuple[Array, ...]
+            ) -> tuple[OnlineState, Losses]:
                 return stream.step(online.rule, tempered, carry, row, state.rng_key)
 
             return jax.lax.scan(take_round, state.rule_state, rows)
 
-        ends, losses = jax.jit(jax.vmap(run))(jnp.asarray(self.alphas, state.posterior.loc.dtype))
+        ends, losses = jax.jit(jax.vmap(run))(
+            jnp.asarray(self.alphas, state.posterior.loc.dtype)
+        )
         rejections = np.asarray(ends.rejected)
         if np.any(rejections):
-            bad = {float(a): int(r) for a, r in zip(self.alphas, rejections, strict=True) if r}
+            bad = {
+                float(a): int(r)
+                for a, r in zip(self.alphas, rejections, strict=True)
+                if r
+            }
             raise ValueError(
                 f"rounds were rejected, as not finite, at {bad} (alpha: rounds), and losses of different data "
                 "cannot be compared: look for NaN in the data, or take a smaller step size."
@@ -114,4 +137,6 @@ class Streams(NamedTuple):
 
 def _first_round(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments of the first round: the first row of each array, with its axis."""
-    return jax.tree.map(lambda leaf: leaf[:1] if jnp.ndim(leaf) else leaf, (args, kwargs))
+    return jax.tree.map(
+        lambda leaf: leaf[:1] if jnp.ndim(leaf) else leaf, (args, kwargs)
+    )

@@ -19,7 +19,12 @@ from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.dependence import Block
 from numpyro_tempered.select.alpha.independence import warn_of_dependence
 from numpyro_tempered.select.alpha.magnitude import magnitude_adjustment
-from numpyro_tempered.select.alpha.sandwich import NEGLIGIBLE, Estimate, Functional, estimate_of
+from numpyro_tempered.select.alpha.sandwich import (
+    NEGLIGIBLE,
+    Estimate,
+    Functional,
+    estimate_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +58,10 @@ class Powers(NamedTuple):
         """What nominal 95% intervals of the posterior at a power cover."""
         from scipy.stats import norm
 
-        return 2.0 * norm.cdf(norm.ppf(0.5 + LEVEL / 2.0) * np.sqrt(self.power / alpha)) - 1.0
+        return (
+            2.0 * norm.cdf(norm.ppf(0.5 + LEVEL / 2.0) * np.sqrt(self.power / alpha))
+            - 1.0
+        )
 
 
 def calibrated_powers(
@@ -132,7 +140,10 @@ def calibrated_powers(
 def find_coverage(task: Task) -> tuple[Estimate | None, Powers | str]:
     """The sandwich of a task, and its powers or why it has none."""
     if task.dim_latent * task.num_data > MOST_SCORES:
-        return None, f"{task.dim_latent} latents and {task.num_data} data have too many scores."
+        return (
+            None,
+            f"{task.dim_latent} latents and {task.num_data} data have too many scores.",
+        )
     estimate = None
     try:
         estimate = estimate_of(task)
@@ -155,7 +166,9 @@ def advise_on_coverage(alpha: float, powers: Powers) -> str:
     return f"{head}: for coverage take alpha = {power:.3g} (standard error {se:.2g}), that of magnitude()."
 
 
-def powers_dataset(powers: Powers, alpha: float, attrs: Mapping[str, object]) -> "xr.Dataset":
+def powers_dataset(
+    powers: Powers, alpha: float, attrs: Mapping[str, object]
+) -> "xr.Dataset":
     """The powers, and what intervals cover at the chosen one, by parameter."""
     columns = {
         "power": powers.power,
@@ -166,10 +179,14 @@ def powers_dataset(powers: Powers, alpha: float, attrs: Mapping[str, object]) ->
     return by_parameter(columns, powers, attrs)
 
 
-def by_parameter(columns: Mapping[str, np.ndarray], powers: Powers, attrs: Mapping[str, object]) -> "xr.Dataset":
+def by_parameter(
+    columns: Mapping[str, np.ndarray], powers: Powers, attrs: Mapping[str, object]
+) -> "xr.Dataset":
     """Columns ``(K,)`` with the names of the parameters."""
     dims = {name: ["parameter"] for name in columns}
-    return dataset(columns, coords={"parameter": list(powers.parameters)}, dims=dims, attrs=attrs)
+    return dataset(
+        columns, coords={"parameter": list(powers.parameters)}, dims=dims, attrs=attrs
+    )
 
 
 def powers_of(task: Task, estimate: Estimate) -> Powers:
@@ -178,7 +195,9 @@ def powers_of(task: Task, estimate: Estimate) -> Powers:
 
     def values(theta: Array) -> Array:
         constrained = constrain_fn(task.seeded, task.args, task.kwargs, unravel(theta))
-        return ravel_pytree([jnp.asarray(constrained[name], theta.dtype) for name in task.latents])[0]
+        return ravel_pytree(
+            [jnp.asarray(constrained[name], theta.dtype) for name in task.latents]
+        )[0]
 
     def shapes(theta: Array) -> list[Array]:
         constrained = constrain_fn(task.seeded, task.args, task.kwargs, unravel(theta))
@@ -193,7 +212,10 @@ def powers_of(task: Task, estimate: Estimate) -> Powers:
     of_values = power_of(values)
 
     def all_powers(theta: Array, curvature: Array, variance: Array) -> Array:
-        return jnp.append(of_values(theta, curvature, variance), magnitude_adjustment(curvature, variance))
+        return jnp.append(
+            of_values(theta, curvature, variance),
+            magnitude_adjustment(curvature, variance),
+        )
 
     power, se = estimate.evaluate(all_powers)
     joint = float(power[-1]), float(se[-1])
@@ -204,11 +226,15 @@ def powers_of(task: Task, estimate: Estimate) -> Powers:
         shifts = cho_solve((jnp.linalg.cholesky(curvature), True), slopes)
         return values(point), jnp.sqrt(jnp.sum(slopes * shifts, axis=0) / task.num_data)
 
-    estimates, sd = (np.asarray(part, np.float64) for part in run_program(moments, point, curvature))
+    estimates, sd = (
+        np.asarray(part, np.float64) for part in run_program(moments, point, curvature)
+    )
     # Entries that are constant, such as the zeros of a triangular matrix, have no power.
     moves = np.isfinite(power) & (sd > 0)
     parameters = [name for name, can_move in zip(names, moves, strict=True) if can_move]
-    return Powers(parameters, estimates[moves], sd[moves], power[moves], se[moves], joint)
+    return Powers(
+        parameters, estimates[moves], sd[moves], power[moves], se[moves], joint
+    )
 
 
 def power_of(values: Callable[[Array], Array]) -> Functional:

@@ -43,9 +43,18 @@ def coarsening(a: float, num_data: int, *, num_independent: int | None = None) -
         >>> coarsening(30.0, 90, num_independent=30)
         0.16666666666666666
     """
-    check_number(a, "a", "(0, inf)", hint="It is the number of data at which the departure shows.")
+    check_number(
+        a,
+        "a",
+        "(0, inf)",
+        hint="It is the number of data at which the departure shows.",
+    )
     n = check_count(num_data, "num_data", 1)
-    m = n if num_independent is None else check_count(num_independent, "num_independent", 1, n)
+    m = (
+        n
+        if num_independent is None
+        else check_count(num_independent, "num_independent", 1, n)
+    )
     return float(m / n / (1.0 + m / a))
 
 

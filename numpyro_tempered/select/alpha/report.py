@@ -5,7 +5,11 @@ import numpy as np
 from numpyro_tempered.report.arviz import ArviZData, dataset, group, with_group
 from numpyro_tempered.select.alpha.base import Criterion, Verdict
 from numpyro_tempered.select.alpha.coverage_report import CoverageCheck
-from numpyro_tempered.select.alpha.powers import Powers, advise_on_coverage, powers_dataset
+from numpyro_tempered.select.alpha.powers import (
+    Powers,
+    advise_on_coverage,
+    powers_dataset,
+)
 from numpyro_tempered.select.evidence import mean_se
 
 
@@ -33,11 +37,18 @@ def report(
     return with_group(posterior, "alpha_selection", selection, attrs)
 
 
-def join_advice(criterion: Criterion, verdict: Verdict, powers: Powers | str, check: CoverageCheck | None) -> str:
+def join_advice(
+    criterion: Criterion,
+    verdict: Verdict,
+    powers: Powers | str,
+    check: CoverageCheck | None,
+) -> str:
     """The advice of a criterion, with what the curvature and resamples say about coverage."""
     sentences = [verdict.advice]
     if isinstance(powers, str):
-        sentences.append(f"Whether its intervals cover what they say is not known: {powers}")
+        sentences.append(
+            f"Whether its intervals cover what they say is not known: {powers}"
+        )
     elif criterion.aim != "coverage":
         sentences.append(advise_on_coverage(verdict.alpha, powers))
     if check is not None:
@@ -50,15 +61,22 @@ def posterior_columns(grid: np.ndarray, log_lik: np.ndarray) -> dict[str, np.nda
     log_lik = np.asarray(log_lik, np.float64)
     return {
         "expected_log_lik": log_lik.mean(axis=(1, 2)),
-        "expected_log_lik_se": np.array([mean_se(draws, False)[1] for draws in log_lik]),
+        "expected_log_lik_se": np.array(
+            [mean_se(draws, False)[1] for draws in log_lik]
+        ),
         "effective_parameters": 2.0 * grid**2 * log_lik.var(axis=(1, 2), ddof=1),
     }
 
 
 def insert_row(
-    grid: np.ndarray, columns: dict[str, np.ndarray], alpha: float, row: dict[str, np.ndarray]
+    grid: np.ndarray,
+    columns: dict[str, np.ndarray],
+    alpha: float,
+    row: dict[str, np.ndarray],
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The grid and its columns with a row for another alpha, NaN where the row has no value."""
     grid = np.append(grid, alpha)
     order = np.argsort(grid)
-    return grid[order], {name: np.append(v, row.get(name, np.nan))[order] for name, v in columns.items()}
+    return grid[order], {
+        name: np.append(v, row.get(name, np.nan))[order] for name, v in columns.items()
+    }

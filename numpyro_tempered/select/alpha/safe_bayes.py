@@ -10,7 +10,14 @@ from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_choice, check_count
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.online.base import Losses
-from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
+from numpyro_tempered.select.alpha.base import (
+    Criterion,
+    Draws,
+    Plan,
+    Summary,
+    Task,
+    Verdict,
+)
 from numpyro_tempered.select.alpha.dependence import Dependence, se_of_sum
 
 NUM_BLOCKS = 8
@@ -93,14 +100,18 @@ def safe_bayes(
         1.0
     """
     if not callable(loss) and loss not in ("gibbs", "plugin"):
-        raise ValueError(f'loss must be "gibbs", "plugin" or a function of the latents, got {loss!r}.')
+        raise ValueError(
+            f'loss must be "gibbs", "plugin" or a function of the latents, got {loss!r}.'
+        )
     check_choice(rule, "rule", ("one_se", "min"))
     if permutations is not None:
         check_count(permutations, "permutations", 0)
 
     def plan(rng_key: Array, task: Task) -> Plan:
         if task.discrete and loss == "plugin":
-            raise ValueError(f'latent sites {task.discrete} are discrete, without a mean: take "gibbs".')
+            raise ValueError(
+                f'latent sites {task.discrete} are discrete, without a mean: take "gibbs".'
+            )
         edges = block_edges(blocks, task.dependence.num_groups)
         masks = [
             place[None, :] < edge
@@ -110,7 +121,10 @@ def safe_bayes(
         ]
 
         def reduce(draws: Draws) -> dict[str, Array]:
-            losses = {"gibbs": -jnp.mean(draws.log_lik, axis=0), "plugin": -draws.log_lik_at_mean}
+            losses = {
+                "gibbs": -jnp.mean(draws.log_lik, axis=0),
+                "plugin": -draws.log_lik_at_mean,
+            }
             if callable(loss):
                 each = map_batches(loss, draws.values, 64)
                 if each.shape != draws.log_lik.shape:
@@ -122,25 +136,38 @@ def safe_bayes(
 
         return Plan(np.concatenate(masks).astype(float), reduce)
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: Summary) -> Verdict:
+    def decide(
+        rng_key: Array, task: Task, grid: np.ndarray, summary: Summary
+    ) -> Verdict:
         edges = block_edges(blocks, task.dependence.num_groups)
         orders = places(rng_key, task.dependence, permutations)
         by_datum = {}
         for name, values in summary.items():
-            losses = np.asarray(values, np.float64).reshape(len(orders), len(edges), len(grid), -1)[:, ::-1]
+            losses = np.asarray(values, np.float64).reshape(
+                len(orders), len(edges), len(grid), -1
+            )[:, ::-1]
             of_datum = np.zeros(losses.shape[2:])
             for of_order, place in zip(losses, orders, strict=True):
                 # The loss of each datum is that of the last posterior before it, and 0 in the first block.
                 block = np.searchsorted(edges, place, side="right") - 1
-                of_datum += np.where(block >= 0, of_order[block, :, np.arange(task.num_data)].T, 0.0)
+                of_datum += np.where(
+                    block >= 0, of_order[block, :, np.arange(task.num_data)].T, 0.0
+                )
             by_datum[name] = of_datum / len(orders)
-        return judge(by_datum, "loss" if callable(loss) else loss, rule, grid, task.dependence)
+        return judge(
+            by_datum, "loss" if callable(loss) else loss, rule, grid, task.dependence
+        )
 
     def stream(
-        rng_key: Array, grid: np.ndarray, dependence: Dependence, run: Callable[[np.ndarray], Losses]
+        rng_key: Array,
+        grid: np.ndarray,
+        dependence: Dependence,
+        run: Callable[[np.ndarray], Losses],
     ) -> Verdict:
         if callable(loss):
-            raise ValueError('an online rule has no loss but "gibbs" and "plugin": take one of them, or a guide.')
+            raise ValueError(
+                'an online rule has no loss but "gibbs" and "plugin": take one of them, or a guide.'
+            )
         gibbs, plugin = [], []
         for place in places(rng_key, dependence, permutations):
             order = np.argsort(place, kind="stable")
@@ -157,10 +184,16 @@ def safe_bayes(
 
 
 def judge(
-    by_datum: dict[str, np.ndarray], loss: str, rule: str, grid: np.ndarray, dependence: Dependence | None = None
+    by_datum: dict[str, np.ndarray],
+    loss: str,
+    rule: str,
+    grid: np.ndarray,
+    dependence: Dependence | None = None,
 ) -> Verdict:
     """The verdict from the losses of each datum, ``(A, n)`` by name; of independent data by default."""
-    by_datum = {name: np.asarray(values, np.float64) for name, values in by_datum.items()}
+    by_datum = {
+        name: np.asarray(values, np.float64) for name, values in by_datum.items()
+    }
     losses = by_datum[loss]
     total = losses.sum(axis=1)
     if not np.all(np.isfinite(total)):
@@ -176,7 +209,11 @@ def judge(
     columns = {
         "criterion": total,
         "criterion_se": se,
-        **{name: values.sum(axis=1) for name, values in by_datum.items() if name != "loss"},
+        **{
+            name: values.sum(axis=1)
+            for name, values in by_datum.items()
+            if name != "loss"
+        },
     }
     alpha = float(grid[choice])
     if rule == "one_se" and choice == len(grid) - 1 and alpha == 1.0:
@@ -197,7 +234,9 @@ def judge(
         )
     if choice == 0 and len(grid) > 1:
         advice += " It is the least alpha of the grid: try smaller ones."
-    return Verdict(alpha, columns, {"safe_bayes_rule": rule, "safe_bayes_loss": loss}, advice)
+    return Verdict(
+        alpha, columns, {"safe_bayes_rule": rule, "safe_bayes_loss": loss}, advice
+    )
 
 
 def block_edges(blocks: int | Sequence[int] | None, num_data: int) -> np.ndarray:
@@ -209,17 +248,25 @@ def block_edges(blocks: int | Sequence[int] | None, num_data: int) -> np.ndarray
     if blocks is None:
         blocks = min(NUM_BLOCKS, num_data)
     if isinstance(blocks, int | np.integer):
-        check_count(blocks, "blocks", 2, num_data, hint="There is a datum in each block.")
+        check_count(
+            blocks, "blocks", 2, num_data, hint="There is a datum in each block."
+        )
         return np.asarray([num_data * k // blocks for k in range(1, blocks)])
     edges = np.asarray(blocks)
     if edges.ndim != 1 or edges.size == 0 or edges.dtype.kind not in "iu":
-        raise ValueError(f"blocks must be a number of blocks or sizes of the data before each, got {blocks!r}.")
+        raise ValueError(
+            f"blocks must be a number of blocks or sizes of the data before each, got {blocks!r}."
+        )
     if edges[0] < 1 or np.any(np.diff(edges) <= 0) or edges[-1] >= num_data:
-        raise ValueError(f"blocks must increase from at least 1 to below n = {num_data}, got {edges}.")
+        raise ValueError(
+            f"blocks must increase from at least 1 to below n = {num_data}, got {edges}."
+        )
     return edges
 
 
-def places(rng_key: Array, dependence: Dependence, permutations: int | None) -> list[np.ndarray]:
+def places(
+    rng_key: Array, dependence: Dependence, permutations: int | None
+) -> list[np.ndarray]:
     """The place of each datum in each order; data of one group have one place.
 
     Raises:
@@ -231,10 +278,17 @@ def places(rng_key: Array, dependence: Dependence, permutations: int | None) -> 
             f"permutations must be 0, or left out, for a series with a block, got {permutations}: its order "
             "is that of time."
         )
-    groups = np.arange(dependence.num_data) if dependence.labels is None else dependence.labels
+    groups = (
+        np.arange(dependence.num_data)
+        if dependence.labels is None
+        else dependence.labels
+    )
     if permutations == 0 or is_series:
         # Groups in the order of their first data.
         first = np.unique(groups, return_index=True)[1]
         return [np.argsort(np.argsort(first))[groups]]
     keys = jax.random.split(rng_key, 1 if permutations is None else permutations)
-    return [np.asarray(jax.random.permutation(key, dependence.num_groups))[groups] for key in keys]
+    return [
+        np.asarray(jax.random.permutation(key, dependence.num_groups))[groups]
+        for key in keys
+    ]

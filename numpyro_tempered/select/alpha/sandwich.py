@@ -12,7 +12,13 @@ from numpyro_tempered.core.differentiation import jacobian
 from numpyro_tempered.core.programs import run_program, trace_once
 from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.select.alpha.base import Task, Verdict
-from numpyro_tempered.select.alpha.dependence import Dependence, bandwidth, describe, num_units, sum_of_dependent
+from numpyro_tempered.select.alpha.dependence import (
+    Dependence,
+    bandwidth,
+    describe,
+    num_units,
+    sum_of_dependent,
+)
 from numpyro_tempered.select.alpha.minimise import Minimum, minimise
 
 # Deviation of alpha from 1 that does not matter: widths go as the square root of the power.
@@ -95,8 +101,12 @@ class Estimate(NamedTuple):
         """A functional of the minimiser, J and I, with its standard error over samples of the data."""
 
         def compute(sandwich: Sandwich) -> tuple[Array, Array]:
-            value = functional(sandwich.minimum.point, sandwich.curvature, sandwich.variance)
-            return value, sampling_se(self.flat.losses, sandwich, functional, self.dependence)
+            value = functional(
+                sandwich.minimum.point, sandwich.curvature, sandwich.variance
+            )
+            return value, sampling_se(
+                self.flat.losses, sandwich, functional, self.dependence
+            )
 
         value, se = jax.device_get(run_differentiated(compute, self.sandwich))
         return np.asarray(value, np.float64), np.asarray(se, np.float64)
@@ -128,7 +138,9 @@ def flat_task(task: Task) -> Flat:
 
 
 def run_differentiated(
-    function: Callable[..., Values], *args: PyTree, instead: str = "Take safe_bayes(), or"
+    function: Callable[..., Values],
+    *args: PyTree,
+    instead: str = "Take safe_bayes(), or",
 ) -> Values:
     """:func:`run_program` for a function that differentiates a log-likelihood, two times or more.
 
@@ -146,7 +158,9 @@ def run_differentiated(
         ) from error
 
 
-def variance_of_scores(scores: Array, counts: Array, dependence: Dependence, lags: Array) -> Array:
+def variance_of_scores(
+    scores: Array, counts: Array, dependence: Dependence, lags: Array
+) -> Array:
     """I of data that occur ``counts`` ``(n,)`` times, from their scores ``(n, d)``."""
     product = (counts[:, None] * scores).T @ sum_of_dependent(dependence, scores, lags)
     return (product + product.T) / (2 * len(counts))
@@ -170,7 +184,11 @@ def sandwich(
     minimised, and of J. It is the same in all samples, so that the scores are those of the losses about their
     mean, which is not 0 there.
     """
-    terms = losses if penalty is None else lambda theta: jnp.append(losses(theta), penalty(theta))
+    terms = (
+        losses
+        if penalty is None
+        else lambda theta: jnp.append(losses(theta), penalty(theta))
+    )
     minimum = minimise(terms, start)
     num_data = jax.eval_shape(losses, start).shape[0]
     dependence = Dependence(num_data) if dependence is None else dependence
@@ -183,7 +201,9 @@ def sandwich(
     variance = variance_of_scores(scores, counts, dependence, lags)
     half = solve_triangular(factor, variance, lower=True)
     relative = solve_triangular(factor, half.T, lower=True)
-    return Sandwich(minimum, curvature, variance, 1.0 / jnp.linalg.eigvalsh(relative)[::-1], lags)
+    return Sandwich(
+        minimum, curvature, variance, 1.0 / jnp.linalg.eigvalsh(relative)[::-1], lags
+    )
 
 
 def sampling_se(
@@ -214,14 +234,19 @@ def sampling_se(
         return functional(theta, jacobian(jax.grad(total), theta) / num_data, variance)
 
     at, pull = jax.vjp(value, jnp.ones(num_data, point.dtype), point)
-    factor, scores = jnp.linalg.cholesky(estimate.minimum.hessian), jacobian(losses, point)
+    factor, scores = (
+        jnp.linalg.cholesky(estimate.minimum.hessian),
+        jacobian(losses, point),
+    )
 
     def standard_error(cotangent: Array) -> Array:
         by_count, by_theta = pull(cotangent)
         # d theta / d count_i = - (sum of Hessians)^-1 score_i.
         shift = cho_solve((factor, True), by_theta)
         influence = by_count - scores @ shift
-        variance = jnp.sum(influence * sum_of_dependent(dependence, influence, estimate.lags))
+        variance = jnp.sum(
+            influence * sum_of_dependent(dependence, influence, estimate.lags)
+        )
         return jnp.sqrt(jnp.maximum(variance, 0.0))
 
     cotangents = jnp.eye(at.size, dtype=at.dtype).reshape(-1, *at.shape)
@@ -248,10 +273,14 @@ def _estimate(flat: Flat, dependence: Dependence) -> Estimate:
         totals = jnp.where(jnp.isfinite(totals), totals, jnp.inf)
         of_losses = sandwich(flat.losses, points[jnp.argmin(totals)], dependence)
         scores = jacobian(flat.losses, of_losses.minimum.point)
-        influence = cho_solve((jnp.linalg.cholesky(of_losses.curvature), True), scores.T).T
+        influence = cho_solve(
+            (jnp.linalg.cholesky(of_losses.curvature), True), scores.T
+        ).T
         return jnp.min(totals), of_losses, influence
 
-    least, of_losses, influence = jax.device_get(run_differentiated(compute, flat.start))
+    least, of_losses, influence = jax.device_get(
+        run_differentiated(compute, flat.start)
+    )
     if not np.isfinite(least):
         raise ValueError(
             "the log-likelihood is finite neither at a draw from the prior nor at the unconstrained origin: look "
@@ -260,7 +289,11 @@ def _estimate(flat: Flat, dependence: Dependence) -> Estimate:
     estimate = Estimate(flat, dependence, of_losses, influence)
     dim = len(flat.start)
     if estimate.num_units < dim + 2:
-        what = "groups" if dependence.labels is not None else f"blocks of {estimate.lags + 1} data"
+        what = (
+            "groups"
+            if dependence.labels is not None
+            else f"blocks of {estimate.lags + 1} data"
+        )
         raise ValueError(
             f"{estimate.num_units} {what} do not tell how {dim} latent dimensions vary: at least {dim + 2}, "
             "d + 2, are needed. Take safe_bayes()."

@@ -55,13 +55,23 @@ def covariances(draws: Draws, base: Reference, status: str) -> dict[str, np.ndar
     bound = corrected = np.full(cov.shape, math.nan)
     if status != "unreliable":
         of_base, base_se = moments.covariance(base.draws.values, r, base.draws.law)
-        corrected = moments.corrected_covariance(base.draws.values, base.weights, r, of_base)
+        corrected = moments.corrected_covariance(
+            base.draws.values, base.weights, r, of_base
+        )
         if status == "bounded":
-            bound = moments.bound_covariance(base.draws.values, r, base.divergences.chi, base.draws.law)
-            bound = _finite(bound + np.abs(of_base - cov) + NUM_ERRORS * np.hypot(se, base_se))
+            bound = moments.bound_covariance(
+                base.draws.values, r, base.divergences.chi, base.draws.law
+            )
+            bound = _finite(
+                bound + np.abs(of_base - cov) + NUM_ERRORS * np.hypot(se, base_se)
+            )
             if base.is_mixture:
                 bound = np.where(np.outer(r.tame, r.tame), bound, math.nan)
-    return {"covariance": cov, "covariance_bound": bound, "corrected_covariance": corrected}
+    return {
+        "covariance": cov,
+        "covariance_bound": bound,
+        "corrected_covariance": corrected,
+    }
 
 
 def wasserstein_bounds(draws: Draws, base: Reference) -> tuple[float, float]:

@@ -20,7 +20,13 @@ from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.svi import NUM_STEPS
-from numpyro_tempered.report.arviz import ArviZData, assemble, dataset, variable_name, versions
+from numpyro_tempered.report.arviz import (
+    ArviZData,
+    assemble,
+    dataset,
+    variable_name,
+    versions,
+)
 from numpyro_tempered.report.draws import name_of
 from numpyro_tempered.select.alpha.guides import GuideOptions, check_guide_options
 from numpyro_tempered.select.alpha.mcmc import divergence_fields
@@ -175,7 +181,11 @@ def check_calibration(
     options = check_guide_options(GuideOptions(num_steps, tolerance, loss, None))
     check_number(alpha, "alpha", "(0, inf)")
     numbers = {"num_simulations": (num_simulations, 20), "num_draws": (num_draws, 20)}
-    for name, (number, least) in {**numbers, "num_warmup": (num_warmup, 0), "thinning": (thinning, 1)}.items():
+    for name, (number, least) in {
+        **numbers,
+        "num_warmup": (num_warmup, 0),
+        "thinning": (thinning, 1),
+    }.items():
         check_count(number, name, least)
     args, kwargs = check_call(check_calibration, rng_key, model, method, args, kwargs)
     model_key, data_key, fit_key, tie_key = jax.random.split(rng_key, 4)
@@ -183,22 +193,30 @@ def check_calibration(
     check_model(data)
     algorithm = build_method(method, temper(data.model, float(alpha)), online=True)
     simulations = simulate(data_key, data, num_simulations)
-    design = Design(data, float(alpha), ranked_quantities(data, quantities or {}), num_draws)
+    design = Design(
+        data, float(alpha), ranked_quantities(data, quantities or {}), num_draws
+    )
     with progress_bars(progress_bar):
         if isinstance(algorithm, MCMCKernel):
             sampler = chain_sampler(design, method, num_warmup, thinning)
             fields = divergence_fields(algorithm, data)
-            counts, converged = sample_chains(fit_key, design, sampler, fields, simulations, thinning)
+            counts, converged = sample_chains(
+                fit_key, design, sampler, fields, simulations, thinning
+            )
         elif isinstance(algorithm, OnlineVI):
             counts, converged = run_streams(fit_key, design, method, simulations)
         else:
-            counts, converged = fit_guides(fit_key, design, algorithm, simulations, options)
+            counts, converged = fit_guides(
+                fit_key, design, algorithm, simulations, options
+            )
     if not np.all(counts.is_finite):
         raise ValueError(
             f"{np.sum(~counts.is_finite)} of {num_simulations} fits have draws that are not finite, and so no "
             "ranks: take a larger num_steps, or another parameterisation of the model."
         )
-    truths = jax.device_get(run_program(jax.vmap(design.quantities), simulations.truths, simulations.data))
+    truths = jax.device_get(
+        run_program(jax.vmap(design.quantities), simulations.truths, simulations.data)
+    )
     advise_cache("check_calibration", began)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(tie_key)))
     return _report(rng, design, name_of(algorithm), counts, truths, converged)
@@ -214,17 +232,26 @@ def ranked_quantities(
     """
     names = [*data.latents, *functions, LOG_LIK]
     if doubles := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{doubles} are names of two quantities each: rename the sites or the quantities.")
+        raise ValueError(
+            f"{doubles} are names of two quantities each: rename the sites or the quantities."
+        )
 
     def quantities(latents: Values, values: Values) -> Values:
-        of_user = {name: jnp.asarray(function(latents)) for name, function in functions.items()}
+        of_user = {
+            name: jnp.asarray(function(latents)) for name, function in functions.items()
+        }
         return {**latents, **of_user, LOG_LIK: data.log_lik({**latents, **values})}
 
     return quantities
 
 
 def _report(
-    rng: np.random.Generator, design: Design, method: str, counts: Counts, truths: Values, converged: np.ndarray
+    rng: np.random.Generator,
+    design: Design,
+    method: str,
+    counts: Counts,
+    truths: Values,
+    converged: np.ndarray,
 ) -> Calibration:
     """The ranks with what they say."""
     ranks, names, columns, pits, judged = {}, [], [], {}, []
@@ -233,7 +260,9 @@ def _report(
     names_in_order = [*latents, *sorted(set(truths) - {*latents, LOG_LIK}), LOG_LIK]
     for name in names_in_order:
         truth = np.asarray(truths[name])
-        less, equal = (np.asarray(part[name], int) for part in (counts.less, counts.equal))
+        less, equal = (
+            np.asarray(part[name], int) for part in (counts.less, counts.equal)
+        )
         ranks[name], pit = random_pit(rng, less, equal, design.num_draws)
         pits[name] = pit
         flat = np.reshape(truth, (len(truth), -1))
@@ -244,7 +273,9 @@ def _report(
                 # Of what else is known at other powers there is no closed form.
                 judged.append(design.alpha == 1.0 or name in design.data.latents)
                 columns.append(np.reshape(pit, (len(pit), -1))[:, k])
-    judgement = judge(np.stack(columns, axis=1), design.num_draws, design.alpha, np.array(judged))
+    judgement = judge(
+        np.stack(columns, axis=1), design.num_draws, design.alpha, np.array(judged)
+    )
     advice = _advise(names, judgement, design.alpha, converged)
     attrs = {
         "method": method,
@@ -257,8 +288,16 @@ def _report(
     }
     by_parameter = {name: ["parameter"] for name in judgement._fields}
     groups = {
-        "calibration": dataset(judgement._asdict(), coords={"parameter": names}, dims=by_parameter, attrs=attrs),
-        "prior_sbc": dataset({variable_name(name): pit[None] for name, pit in pits.items()}, ("chain", "draw")),
+        "calibration": dataset(
+            judgement._asdict(),
+            coords={"parameter": names},
+            dims=by_parameter,
+            attrs=attrs,
+        ),
+        "prior_sbc": dataset(
+            {variable_name(name): pit[None] for name, pit in pits.items()},
+            ("chain", "draw"),
+        ),
         "calibration_pit": dataset(
             {"pit": np.stack(columns, axis=0), "converged": converged},
             coords={"parameter": names},
@@ -268,14 +307,24 @@ def _report(
     }
     in_order = {name: np.asarray(truths[name]) for name in ranks}
     return Calibration(
-        advice, design.alpha, design.num_draws, ranks, in_order, converged, assemble(groups, attrs)
+        advice,
+        design.alpha,
+        design.num_draws,
+        ranks,
+        in_order,
+        converged,
+        assemble(groups, attrs),
     )
 
 
-def _advise(names: list[str], judgement: Judgement, alpha: float, converged: np.ndarray) -> str:
+def _advise(
+    names: list[str], judgement: Judgement, alpha: float, converged: np.ndarray
+) -> str:
     """What the ranks say, in a few sentences."""
     groups: dict[str, list[str]] = {}
-    for name, verdict, p_value in zip(names, judgement.verdict, judgement.p_value, strict=True):
+    for name, verdict, p_value in zip(
+        names, judgement.verdict, judgement.p_value, strict=True
+    ):
         if p_value <= LEVEL:
             groups.setdefault(str(verdict), []).append(name)
     num, total = len(converged), int(np.sum(~np.isnan(judgement.p_value)))
@@ -295,4 +344,8 @@ def _advise(names: list[str], judgement: Judgement, alpha: float, converged: np.
 def _list(names: list[str]) -> str:
     """Some names in words."""
     first = ", ".join(names[:MOST_LISTED])
-    return first if len(names) <= MOST_LISTED else f"{first} and {len(names) - MOST_LISTED} others"
+    return (
+        first
+        if len(names) <= MOST_LISTED
+        else f"{first} and {len(names) - MOST_LISTED} others"
+    )

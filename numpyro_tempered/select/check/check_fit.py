@@ -14,7 +14,11 @@ from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.likelihood import plain_arrays
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.report.arviz import Coords, Dims, versions
-from numpyro_tempered.select.check.bars import covariances, error_bars, wasserstein_bounds
+from numpyro_tempered.select.check.bars import (
+    covariances,
+    error_bars,
+    wasserstein_bounds,
+)
 from numpyro_tempered.select.check.divergence import divergences
 from numpyro_tempered.select.check.fits import fit_of, has_labels
 from numpyro_tempered.select.check.missed import missed_modes
@@ -30,7 +34,12 @@ from numpyro_tempered.select.check.reference import (
     is_near,
     of_draws,
 )
-from numpyro_tempered.select.check.result import FitCheck, advise, advise_of_modes, to_arviz
+from numpyro_tempered.select.check.result import (
+    FitCheck,
+    advise,
+    advise_of_modes,
+    to_arviz,
+)
 from numpyro_tempered.select.check.target import (
     Draws,
     Target,
@@ -142,7 +151,9 @@ def check_fit(
     """
     check_count(num_draws, "num_draws", 100)
     if is_traced(rng_key):
-        raise ValueError("check_fit looks at numbers, and runs outside of jit, vmap and grad.")
+        raise ValueError(
+            "check_fit looks at numbers, and runs outside of jit, vmap and grad."
+        )
     own_key, other_key = jax.random.split(rng_key)
     modes_key = jax.random.fold_in(other_key, 1)
     labels = axis_labels((data, kwargs))
@@ -151,7 +162,9 @@ def check_fit(
         alpha: float | dict[str, float] = likelihood.common_alpha(target.trace)
     else:
         if log_density is not None:
-            raise ValueError("log_density is of plain draws, and this result knows the density of its own.")
+            raise ValueError(
+                "log_density is of plain draws, and this result knows the density of its own."
+            )
         tempered = fit_of(own_key, fit, data, kwargs)
         labels |= tempered.coords or {}
         target = target_of_fit(tempered)
@@ -165,12 +178,18 @@ def check_fit(
     missed = None
     # Other modes of a mixture are its components in another order.
     if draws.flat.shape[1] <= MAX_DIM and not has_labels(fit):
-        missed = missed_modes(modes_key, base.draws, base.divergences.log_evidence, target)
+        missed = missed_modes(
+            modes_key, base.draws, base.divergences.log_evidence, target
+        )
         status = status if missed is None else "unreliable"
     bars = error_bars(draws, base, status)
     pairs = covariances(draws, base, status) if len(names) <= MAX_COVARIANCES else {}
-    w1_bound, w2_bound = wasserstein_bounds(draws, base) if status == "bounded" else (math.nan, math.nan)
-    is_alone = base.name == "fit" and (reference is None or draws.flat.shape[1] > MAX_DIM)
+    w1_bound, w2_bound = (
+        wasserstein_bounds(draws, base) if status == "bounded" else (math.nan, math.nan)
+    )
+    is_alone = base.name == "fit" and (
+        reference is None or draws.flat.shape[1] > MAX_DIM
+    )
     advice = advise(status, of_fit, base, bars, names, is_alone=is_alone)
     if missed is not None:
         advice = advise_of_modes(missed, names)
@@ -183,7 +202,10 @@ def check_fit(
         "w1_bound": w1_bound,
         "w2_bound": w2_bound,
         **of_fit.divergences._asdict(),
-        **{f"reference_{name}": value for name, value in base.divergences._asdict().items()},
+        **{
+            f"reference_{name}": value
+            for name, value in base.divergences._asdict().items()
+        },
         **versions(),
     }
     return FitCheck(
@@ -201,7 +223,11 @@ def check_fit(
 
 
 def _of_values(
-    rng_key: Array, values: Mapping[str, ArrayLike], data: tuple, kwargs: dict, log_density: ArrayLike | None
+    rng_key: Array,
+    values: Mapping[str, ArrayLike],
+    data: tuple,
+    kwargs: dict,
+    log_density: ArrayLike | None,
 ) -> tuple[Target, Draws]:
     """Plain draws with their posterior.
 
@@ -233,7 +259,10 @@ def _of_values(
 
 
 def _base(
-    rng_key: Array, of_fit: Reference, target: Target, reference: TemperedFit | str | None
+    rng_key: Array,
+    of_fit: Reference,
+    target: Target,
+    reference: TemperedFit | str | None,
 ) -> tuple[Reference, bool]:
     """What the bounds are from, and whether it covers the posterior as far as its curvature says.
 
@@ -250,9 +279,15 @@ def _base(
         others = draws_of_fit(rng_key, reference, target, len(draws.log_ratios))
         return of_draws("reference", others), _covers(others, hessian)
     if reference not in ("auto", None):
-        raise ValueError(f'reference is "auto", None or a TemperedFit, got {reference!r}.')
+        raise ValueError(
+            f'reference is "auto", None or a TemperedFit, got {reference!r}.'
+        )
     covers = _covers(draws, hessian)
-    if reference is None or draws.flat.shape[1] > MAX_DIM or (covers and is_near(of_fit)):
+    if (
+        reference is None
+        or draws.flat.shape[1] > MAX_DIM
+        or (covers and is_near(of_fit))
+    ):
         return of_fit, covers
     other = cover(rng_key, draws, target, hessian)
     if other is None:
@@ -264,7 +299,9 @@ def _base(
 def _covers(draws: Draws, hessian: np.ndarray | None) -> bool:
     """Whether the weights have a second moment, where the curvature of the posterior can tell."""
     law = draws.law
-    return law is None or law.is_heavy or hessian is None or has_chi_square(hessian, law)
+    return (
+        law is None or law.is_heavy or hessian is None or has_chi_square(hessian, law)
+    )
 
 
 def _looseness(draws: Draws, base: Reference, covers: bool) -> tuple[int, float]:
@@ -272,9 +309,14 @@ def _looseness(draws: Draws, base: Reference, covers: bool) -> tuple[int, float]
     rank = ("bounded", "estimated", "unreliable").index(_status(base, covers))
     if rank:
         return rank, base.divergences.pareto_k
-    q, bound = draws.moments, bound_mean(base.draws.moments, base.divergences.chi, draws.moments)
+    q, bound = (
+        draws.moments,
+        bound_mean(base.draws.moments, base.divergences.chi, draws.moments),
+    )
     # What has no moments under either has no bound by either.
-    return rank, float(np.max(np.nan_to_num(bound[q.sd > 0] / q.sd[q.sd > 0], nan=0.0), initial=0.0))
+    return rank, float(
+        np.max(np.nan_to_num(bound[q.sd > 0] / q.sd[q.sd > 0], nan=0.0), initial=0.0)
+    )
 
 
 def _status(base: Reference, covers: bool) -> str:
@@ -282,5 +324,7 @@ def _status(base: Reference, covers: bool) -> str:
     k = base.divergences.pareto_k
     if k > min(1.0 - 1.0 / math.log10(len(base.weights)), UNRELIABLE):
         return "unreliable"
-    says_something = base.divergences.chi <= MAX_CHI and not (base.is_heavy and not base.draws.moments.tame.any())
+    says_something = base.divergences.chi <= MAX_CHI and not (
+        base.is_heavy and not base.draws.moments.tame.any()
+    )
     return "bounded" if covers and k <= MAX_PARETO_K and says_something else "estimated"

@@ -76,7 +76,9 @@ def divergences(log_ratios: np.ndarray) -> tuple[Divergences, np.ndarray]:
     log_weights, pareto_k = smooth(log_ratios)
     # The smoothed tail in the place of the largest ratios, on the scale of those below it.
     middle = int(np.argsort(log_ratios)[log_ratios.size // 2])
-    log_evidence = float(log_ratios[middle] - log_weights[middle] - math.log(log_ratios.size))
+    log_evidence = float(
+        log_ratios[middle] - log_weights[middle] - math.log(log_ratios.size)
+    )
     return (
         Divergences(
             elbo=elbo,

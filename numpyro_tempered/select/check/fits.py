@@ -15,7 +15,9 @@ from numpyro_tempered.infer.svi import TemperedFit
 _NO_ELBO = TemperedELBO(math.nan, math.nan, math.nan, math.nan)
 
 
-def fit_of(rng_key: Array, result: object, data: tuple, kwargs: Mapping[str, object] = EMPTY) -> TemperedFit:
+def fit_of(
+    rng_key: Array, result: object, data: tuple, kwargs: Mapping[str, object] = EMPTY
+) -> TemperedFit:
     """A result in the form of :func:`fit_svi`'s.
 
     Args:
@@ -57,12 +59,18 @@ def fit_of(rng_key: Array, result: object, data: tuple, kwargs: Mapping[str, obj
 
 def has_labels(result: object) -> bool:
     """Whether a result is of a mixture, whose posterior has a mode for each order of its components' labels."""
-    return hasattr(result, "as_tempered_fit") or hasattr(getattr(result, "fit", None), "as_tempered_fit")
+    return hasattr(result, "as_tempered_fit") or hasattr(
+        getattr(result, "fit", None), "as_tempered_fit"
+    )
 
 
-def _of_stream(rng_key: Array, online: OnlineVI, data: tuple, kwargs: Mapping[str, object]) -> TemperedFit:
+def _of_stream(
+    rng_key: Array, online: OnlineVI, data: tuple, kwargs: Mapping[str, object]
+) -> TemperedFit:
     if not data or not isinstance(data[0], OnlineVIState) or not (data[1:] or kwargs):
-        raise ValueError("an online run is check_fit(key, online, state, *data): the state, then the data.")
+        raise ValueError(
+            "an online run is check_fit(key, online, state, *data): the state, then the data."
+        )
     online.require_set_up()
     state, (args, kwargs) = data[0], plain_arrays((data[1:], dict(kwargs)))
     return TemperedFit(

@@ -33,7 +33,9 @@ class LocationScale(NamedTuple):
         if self.df is None:
             return gaussian
         with np.errstate(divide="ignore"):
-            excess = np.where(self.df > 4.0, (self.df - 2.0) / np.maximum(self.df - 4.0, 0.0), np.inf)
+            excess = np.where(
+                self.df > 4.0, (self.df - 2.0) / np.maximum(self.df - 4.0, 0.0), np.inf
+            )
         if self.is_joint:
             return np.asarray(gaussian * excess[0])
         return gaussian + np.diag(3.0 * np.square(variance) * (excess - 1.0))

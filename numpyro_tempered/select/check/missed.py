@@ -12,7 +12,12 @@ from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.programs import compile_once, run_program
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.infer.mode import NEAR
-from numpyro_tempered.infer.modes import Modes, distinct_modes, prior_draw, starting_points
+from numpyro_tempered.infer.modes import (
+    Modes,
+    distinct_modes,
+    prior_draw,
+    starting_points,
+)
 from numpyro_tempered.select.check.reference import curvatures
 from numpyro_tempered.select.check.target import BATCH, Draws, Target
 
@@ -48,7 +53,9 @@ class Missed(NamedTuple):
     values: np.ndarray
 
 
-def missed_modes(rng_key: Array, draws: Draws, log_evidence: float, target: Target) -> Missed | None:
+def missed_modes(
+    rng_key: Array, draws: Draws, log_evidence: float, target: Target
+) -> Missed | None:
     """The modes that a search reaches from draws of the prior and around 0, and draws of a fit do not.
 
     Args:
@@ -63,14 +70,18 @@ def missed_modes(rng_key: Array, draws: Draws, log_evidence: float, target: Targ
     points_key, draws_key = jax.random.split(rng_key)
     flat = draws.flat
     start = jnp.asarray(flat.mean(axis=0))
-    draw = prior_draw(target.model, target.args, target.kwargs, target.flatten_unconstrained)
+    draw = prior_draw(
+        target.model, target.args, target.kwargs, target.flatten_unconstrained
+    )
     points = starting_points(points_key, draw, start, _NUM_POINTS)
     # One program for all: in a first check compilation is most of the time.
     slopes = compile_once(jax.value_and_grad(target.potential), start)
     # A cheap look first: most posteriors are log-concave, or all but.
     if bends_upwards(target, slopes, points):
         return None
-    modes = climb(target, slopes, points[::_EVERY], np.linalg.cholesky(_covariance(flat)))
+    modes = climb(
+        target, slopes, points[::_EVERY], np.linalg.cholesky(_covariance(flat))
+    )
     far = [j for j in range(len(modes.mass)) if _is_far(modes, j, flat)]
     if not far:
         return None
@@ -87,7 +98,9 @@ def missed_modes(rng_key: Array, draws: Draws, log_evidence: float, target: Targ
     heaviest = jnp.asarray(modes.loc[far[int(np.argmax(log_masses))]])
     values = target.constrain(heaviest)
     numbers = np.concatenate([np.ravel(values[name]) for name in target.names])
-    num_modes = int(np.sum(np.exp(log_masses - np.logaddexp(total, log_evidence)) >= LEAST_SHARE))
+    num_modes = int(
+        np.sum(np.exp(log_masses - np.logaddexp(total, log_evidence)) >= LEAST_SHARE)
+    )
     return Missed(max(num_modes, 1), share, numbers)
 
 
@@ -111,12 +124,16 @@ def bends_upwards(target: Target, slopes: Slopes, points: np.ndarray) -> bool:
     for hessian in curvatures(target, jnp.asarray(points)):
         scale = np.sqrt(np.maximum(np.abs(np.diag(hessian)), np.finfo(float).tiny))
         scaled = hessian / scale / scale[:, None]
-        if not np.all(np.isfinite(scaled)) or np.linalg.eigvalsh(scaled)[0] < -_FLAT * len(scale):
+        if not np.all(np.isfinite(scaled)) or np.linalg.eigvalsh(scaled)[
+            0
+        ] < -_FLAT * len(scale):
             return False
     return True
 
 
-def climb(target: Target, slopes: Slopes, points: np.ndarray, root: np.ndarray) -> Modes:
+def climb(
+    target: Target, slopes: Slopes, points: np.ndarray, root: np.ndarray
+) -> Modes:
     """The modes that a quasi-Newton method reaches from points, in coordinates with this root of a covariance."""
     from scipy.linalg import solve_triangular
     from scipy.optimize import minimize
@@ -133,16 +150,25 @@ def climb(target: Target, slopes: Slopes, points: np.ndarray, root: np.ndarray) 
     starts = np.linalg.solve(root, (points - first).T).T
     ends: list[np.ndarray] = []
     for start in starts:
-        end = minimize(f, start, jac=True, method="L-BFGS-B", options={"maxiter": _MAX_ITERATIONS}).x
+        end = minimize(
+            f, start, jac=True, method="L-BFGS-B", options={"maxiter": _MAX_ITERATIONS}
+        ).x
         if all(np.linalg.norm(end - other) > _SAME for other in ends):
             ends.append(end)
     loc = np.array([first + root @ end for end in ends])
     at = [f(end) for end in ends]
-    roots, is_mode = np.tile(np.eye(len(first)), (len(ends), 1, 1)), np.zeros(len(ends), bool)
-    for i, hessian in enumerate(curvatures(target, jnp.asarray(loc.astype(points.dtype)))):
+    roots, is_mode = (
+        np.tile(np.eye(len(first)), (len(ends), 1, 1)),
+        np.zeros(len(ends), bool),
+    )
+    for i, hessian in enumerate(
+        curvatures(target, jnp.asarray(loc.astype(points.dtype)))
+    ):
         if not np.all(np.isfinite(hessian)) or np.linalg.eigvalsh(hessian)[0] <= 0.0:
             continue
-        roots[i] = solve_triangular(np.linalg.cholesky(hessian), np.eye(len(first)), lower=True).T
+        roots[i] = solve_triangular(
+            np.linalg.cholesky(hessian), np.eye(len(first)), lower=True
+        ).T
         step = roots[i].T @ np.linalg.solve(root.T, at[i][1])
         # A Newton step takes what is left of the way.
         is_mode[i], loc[i] = 0.5 * step @ step <= NEAR, loc[i] - roots[i] @ step
@@ -157,10 +183,15 @@ def _covariance(flat: np.ndarray) -> np.ndarray:
 def _is_far(modes: Modes, j: int, flat: np.ndarray) -> bool:
     """Whether no draw is where a Gaussian at the mode has its own."""
     shift = np.linalg.solve(modes.root[j].astype(np.float64), (flat - modes.loc[j]).T)
-    return bool(np.sqrt(np.min(np.sum(np.square(shift), axis=0))) > math.sqrt(len(shift)) + _BEYOND)
+    return bool(
+        np.sqrt(np.min(np.sum(np.square(shift), axis=0)))
+        > math.sqrt(len(shift)) + _BEYOND
+    )
 
 
-def _log_mass(rng_key: Array, modes: Modes, j: int, flat: np.ndarray, target: Target) -> float:
+def _log_mass(
+    rng_key: Array, modes: Modes, j: int, flat: np.ndarray, target: Target
+) -> float:
     """The log of the mass about a mode, without what draws of the fit are about: by importance sampling."""
     loc, root = jnp.asarray(modes.loc[j]), jnp.asarray(modes.root[j])
 
@@ -169,12 +200,18 @@ def _log_mass(rng_key: Array, modes: Modes, j: int, flat: np.ndarray, target: Ta
         return -target.potential(z) + 0.5 * jnp.sum(jnp.square(noise)), z
 
     def weigh(key: Array) -> tuple[Array, Array]:
-        return map_batches(one, jax.random.normal(key, (_NUM_DRAWS, len(loc)), loc.dtype), BATCH)
+        return map_batches(
+            one, jax.random.normal(key, (_NUM_DRAWS, len(loc)), loc.dtype), BATCH
+        )
 
-    log_ratios, z = (np.asarray(part, np.float64) for part in run_program(weigh, rng_key))
+    log_ratios, z = (
+        np.asarray(part, np.float64) for part in run_program(weigh, rng_key)
+    )
     mean = flat.mean(axis=0)
     shift = np.linalg.solve(np.linalg.cholesky(_covariance(flat)), (z - mean).T)
     inside = np.sqrt(np.sum(np.square(shift), axis=0)) <= math.sqrt(len(mean)) + _BEYOND
     log_ratios = np.where(inside | np.isnan(log_ratios), -np.inf, log_ratios)
-    volume = np.linalg.slogdet(modes.root[j].astype(np.float64))[1] + 0.5 * len(mean) * math.log(2.0 * math.pi)
+    volume = np.linalg.slogdet(modes.root[j].astype(np.float64))[1] + 0.5 * len(
+        mean
+    ) * math.log(2.0 * math.pi)
     return float(np.logaddexp.reduce(log_ratios) - math.log(_NUM_DRAWS) + volume)

@@ -52,7 +52,12 @@ def of_draws(values: np.ndarray) -> Moments:
     centred, size = np.square(values - values.mean(axis=0)), values.shape[1]
     of_none = np.zeros(size, bool)
     return Moments(
-        values.mean(axis=0), centred.mean(axis=0), centred.var(axis=0), of_none, np.full(size, -1), of_none
+        values.mean(axis=0),
+        centred.mean(axis=0),
+        centred.var(axis=0),
+        of_none,
+        np.full(size, -1),
+        of_none,
     )
 
 
@@ -72,22 +77,38 @@ def corrected(values: np.ndarray, weights: np.ndarray, r: Moments) -> Corrected:
     """
     by_rule = r.exact & r.tame
     plain = of_draws(values)
-    centre, width = np.where(by_rule, r.mean, plain.mean), np.where(by_rule, r.variance, plain.variance)
+    centre, width = (
+        np.where(by_rule, r.mean, plain.mean),
+        np.where(by_rule, r.variance, plain.variance),
+    )
     off, squares = values - centre, np.square(values - centre)
     excess = weights - 1.0 / len(weights)
     mean = centre + excess @ off
     variance = np.maximum(width + excess @ squares - np.square(mean - centre), 0.0)
     # What is exact leaves the error of the excess alone.
     each = np.where(by_rule, excess[:, None], weights[:, None])
-    of_mean, of_square = np.where(by_rule, centre, mean), np.where(by_rule, width, variance)
+    of_mean, of_square = (
+        np.where(by_rule, centre, mean),
+        np.where(by_rule, width, variance),
+    )
     mean_se = np.sqrt(np.sum(np.square(each * (values - of_mean)), axis=0))
     variance_se = np.sqrt(np.sum(np.square(each * (squares - of_square)), axis=0))
     sd = np.sqrt(variance)
     with np.errstate(invalid="ignore", divide="ignore"):  # of what is constant
         sd_se = np.where(sd > 0, variance_se / (2.0 * sd), 0.0)
         terms = np.log(weights)[:, None] + np.log(squares)
-    k = np.array([smooth(column)[1] if np.isfinite(column).any() else -np.inf for column in terms.T])
-    return Corrected(mean, mean_se, np.where(k > HEAVY, math.nan, sd), np.where(k > UNCERTAIN, math.nan, sd_se))
+    k = np.array(
+        [
+            smooth(column)[1] if np.isfinite(column).any() else -np.inf
+            for column in terms.T
+        ]
+    )
+    return Corrected(
+        mean,
+        mean_se,
+        np.where(k > HEAVY, math.nan, sd),
+        np.where(k > UNCERTAIN, math.nan, sd_se),
+    )
 
 
 def bound_mean(reference: Moments, chi: float, q: Moments) -> np.ndarray:
@@ -118,10 +139,14 @@ def bound_variance(reference: Moments, chi: float, q: Moments) -> np.ndarray:
 def bound_sd(variance: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """A bound on the error of a standard deviation, of one on that of its variance."""
     sd = np.sqrt(variance)
-    return np.maximum(np.sqrt(variance + bound) - sd, sd - np.sqrt(np.maximum(variance - bound, 0.0)))
+    return np.maximum(
+        np.sqrt(variance + bound) - sd, sd - np.sqrt(np.maximum(variance - bound, 0.0))
+    )
 
 
-def covariance(values: np.ndarray, q: Moments, law: LocationScale | None) -> tuple[np.ndarray, np.ndarray]:
+def covariance(
+    values: np.ndarray, q: Moments, law: LocationScale | None
+) -> tuple[np.ndarray, np.ndarray]:
     """The covariances of the numbers under q, ``(k, k)``, and the Monte Carlo standard error of each.
 
     Those of numbers that are coordinates are exact where the law of these is known.
@@ -129,7 +154,10 @@ def covariance(values: np.ndarray, q: Moments, law: LocationScale | None) -> tup
     centred = values - values.mean(axis=0)
     by_draws = centred.T @ centred / len(values)
     squares = np.square(centred)
-    se = np.sqrt(np.maximum(squares.T @ squares / len(values) - np.square(by_draws), 0.0) / len(values))
+    se = np.sqrt(
+        np.maximum(squares.T @ squares / len(values) - np.square(by_draws), 0.0)
+        / len(values)
+    )
     if law is not None:
         pairs, at = _coordinate_pairs(q)
         by_draws[pairs], se[pairs] = law.cov[at], 0.0
@@ -139,7 +167,9 @@ def covariance(values: np.ndarray, q: Moments, law: LocationScale | None) -> tup
     return by_draws, se
 
 
-def corrected_covariance(values: np.ndarray, weights: np.ndarray, r: Moments, cov: np.ndarray) -> np.ndarray:
+def corrected_covariance(
+    values: np.ndarray, weights: np.ndarray, r: Moments, cov: np.ndarray
+) -> np.ndarray:
     """Covariances under the posterior, as :func:`corrected`; ``cov`` are those under r."""
     by_rule = r.exact & r.tame
     off = values - np.where(by_rule, r.mean, values.mean(axis=0))
@@ -160,15 +190,22 @@ def bound_covariance(
     """
     centred = values - reference.mean
     squares = np.square(centred)
-    spread = squares.T @ squares / len(values) - np.square(centred.T @ centred / len(values))
+    spread = squares.T @ squares / len(values) - np.square(
+        centred.T @ centred / len(values)
+    )
     if law is not None and law.is_heavy:
         pairs, at = _coordinate_pairs(reference)
         spread = np.full(spread.shape, math.nan)
         spread[pairs] = law.spread[at]
-    return np.sqrt(np.maximum(spread, 0.0)) * chi + np.outer(reference.sd, reference.sd) * chi**2
+    return (
+        np.sqrt(np.maximum(spread, 0.0)) * chi
+        + np.outer(reference.sd, reference.sd) * chi**2
+    )
 
 
-def _coordinate_pairs(q: Moments) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+def _coordinate_pairs(
+    q: Moments,
+) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Where pairs of numbers that are coordinates stand, and where these do among the coordinates."""
     places = np.flatnonzero(q.coordinate >= 0)
     at = q.coordinate[places]
@@ -200,7 +237,9 @@ def bound_wasserstein(second: float, fourth: float, chi: float) -> tuple[float, 
     return math.sqrt(second) * chi, math.sqrt(2.0 * chi) * fourth**0.25
 
 
-def wasserstein(loc: np.ndarray, cov: np.ndarray, other_loc: np.ndarray, other_cov: np.ndarray) -> float:
+def wasserstein(
+    loc: np.ndarray, cov: np.ndarray, other_loc: np.ndarray, other_cov: np.ndarray
+) -> float:
     """W_2 of two Gaussians, in double precision on the host, where nothing is compiled.
 
     For families on the device see :func:`numpyro_tempered.descent.wasserstein`.
@@ -208,4 +247,7 @@ def wasserstein(loc: np.ndarray, cov: np.ndarray, other_loc: np.ndarray, other_c
     root, target = np.linalg.cholesky(cov), np.linalg.cholesky(other_cov)
     # The nearest square roots of both covariances: an orthogonal Procrustes problem, without cancellation.
     left, _, right = np.linalg.svd(target.T @ root)
-    return math.hypot(float(np.linalg.norm(loc - other_loc)), float(np.linalg.norm(root - target @ left @ right)))
+    return math.hypot(
+        float(np.linalg.norm(loc - other_loc)),
+        float(np.linalg.norm(root - target @ left @ right)),
+    )

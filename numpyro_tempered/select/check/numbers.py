@@ -11,7 +11,9 @@ from numpyro_tempered.report.arviz import variable_name
 from numpyro_tempered.report.draws import plate_dims
 
 
-def number_labels(trace: Trace, coords: Labels, dims: Mapping[str, Sequence[str]]) -> list[str]:
+def number_labels(
+    trace: Trace, coords: Labels, dims: Mapping[str, Sequence[str]]
+) -> list[str]:
     """Names of all numbers, as ``weights[age]``, in the order of the sites.
 
     Args:
@@ -25,8 +27,14 @@ def number_labels(trace: Trace, coords: Labels, dims: Mapping[str, Sequence[str]
     latents = likelihood.latent_sites(trace)
     shapes = {name: np.shape(latents[name]["value"]) for name in sorted(latents)}
     if strange := sorted(set(dims) - set(shapes)):
-        raise ValueError(f"dims names {strange}, which are not among the latent sites {sorted(shapes)}.")
-    if wrong := {name: len(names) for name, names in dims.items() if len(names) != len(shapes[name])}:
+        raise ValueError(
+            f"dims names {strange}, which are not among the latent sites {sorted(shapes)}."
+        )
+    if wrong := {
+        name: len(names)
+        for name, names in dims.items()
+        if len(names) != len(shapes[name])
+    }:
         raise ValueError(f"dims names {wrong} dimensions, of sites of shapes {shapes}.")
     named = {**plate_dims(trace, shapes, dims), **dims}
     labels = []
@@ -37,7 +45,9 @@ def number_labels(trace: Trace, coords: Labels, dims: Mapping[str, Sequence[str]
         ]
         short = variable_name(name)
         labels += [
-            f"{short}[{', '.join(str(axis[i]) for axis, i in zip(axes, at, strict=True))}]" if shape else short
+            f"{short}[{', '.join(str(axis[i]) for axis, i in zip(axes, at, strict=True))}]"
+            if shape
+            else short
             for at in np.ndindex(shape)
         ]
     if len(set(labels)) < len(labels):

@@ -15,7 +15,11 @@ from numpyro_tempered.select.alpha.data_sets import fit_data_sets, pick, width_o
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, draw
 from numpyro_tempered.select.alpha.mcmc import LARGEST_R_HAT, ChainSampler, MCMCOptions
 from numpyro_tempered.select.alpha.model_data import Method, ModelData
-from numpyro_tempered.select.check.simulate import BATCH, Simulations, tempered_with_data
+from numpyro_tempered.select.check.simulate import (
+    BATCH,
+    Simulations,
+    tempered_with_data,
+)
 
 Values: TypeAlias = dict[str, Array]
 # From latents and data to all that is ranked, by name.
@@ -68,7 +72,11 @@ class Design(NamedTuple):
 
 
 def fit_guides(
-    rng_key: Array, design: Design, guide: Guide, simulations: Simulations, options: GuideOptions
+    rng_key: Array,
+    design: Design,
+    guide: Guide,
+    simulations: Simulations,
+    options: GuideOptions,
 ) -> tuple[Counts, np.ndarray]:
     """Fit a guide to all data sets side by side, and rank the truths among draws of the fits.
 
@@ -78,13 +86,20 @@ def fit_guides(
     data, names = design.data, list(simulations.data)
     start_key, run_key, draw_key = jax.random.split(rng_key, 3)
     size = len(simulations.log_lik)
-    inputs = (np.arange(size, dtype=np.int32), *(np.asarray(simulations.data[name]) for name in names))
+    inputs = (
+        np.arange(size, dtype=np.int32),
+        *(np.asarray(simulations.data[name]) for name in names),
+    )
 
     def model_of(_: Array, *values: Array) -> Model:
-        return tempered_with_data(data, dict(zip(names, values, strict=True)), design.alpha)
+        return tempered_with_data(
+            data, dict(zip(names, values, strict=True)), design.alpha
+        )
 
     first = pick(inputs, np.arange(width_of(inputs)))
-    fitter = build_settler(start_key, data, guide, model_of, first, options, batch=DATA_SETS)
+    fitter = build_settler(
+        start_key, data, guide, model_of, first, options, batch=DATA_SETS
+    )
     params, converged = fit_data_sets(run_key, fitter, inputs)
 
     def ranks(keys: Array, params: Params, simulations: Simulations) -> Counts:
@@ -128,15 +143,32 @@ def sample_chains(
 
     def one(part: tuple[Array, Simulations]) -> tuple[Counts, Array, Array]:
         key, (truth, values, _) = part
-        chains = sampler.run(key, tempered_with_data(design.data, values, design.alpha), None, fields)
-        latents = {name: value[0, thinning - 1 :: thinning] for name, value in chains.values.items()}
-        draws = map_batches(lambda draw: design.quantities(draw, values), latents, BATCH)
-        divergent = jnp.mean(jnp.stack([jnp.asarray(field, float) for field in chains.fields.values()] or [0.0]))
-        return count(draws, design.quantities(truth, values)), split_r_hat(chains.values), divergent
+        chains = sampler.run(
+            key, tempered_with_data(design.data, values, design.alpha), None, fields
+        )
+        latents = {
+            name: value[0, thinning - 1 :: thinning]
+            for name, value in chains.values.items()
+        }
+        draws = map_batches(
+            lambda draw: design.quantities(draw, values), latents, BATCH
+        )
+        divergent = jnp.mean(
+            jnp.stack(
+                [jnp.asarray(field, float) for field in chains.fields.values()] or [0.0]
+            )
+        )
+        return (
+            count(draws, design.quantities(truth, values)),
+            split_r_hat(chains.values),
+            divergent,
+        )
 
     keys = jax.random.split(rng_key, len(simulations.log_lik))
     parts = keys, simulations
-    counts, r_hat, divergent = jax.device_get(run_program(lambda parts: map_batches(one, parts, CHAINS), parts))
+    counts, r_hat, divergent = jax.device_get(
+        run_program(lambda parts: map_batches(one, parts, CHAINS), parts)
+    )
     return counts, (r_hat <= LARGEST_R_HAT) & (divergent <= MOST_DIVERGENT)
 
 
@@ -148,12 +180,16 @@ def split_r_hat(values: Values) -> Array:
         halves = jnp.reshape(value[0, : 2 * half], (2, half, -1))
         within = jnp.mean(jnp.var(halves, axis=1, ddof=1), axis=0)
         between = jnp.var(jnp.mean(halves, axis=1), axis=0, ddof=1)
-        r_hat = jnp.sqrt((half - 1) / half + between / jnp.where(within > 0, within, 1.0))
+        r_hat = jnp.sqrt(
+            (half - 1) / half + between / jnp.where(within > 0, within, 1.0)
+        )
         largest.append(jnp.max(jnp.where((within > 0) | (between > 0), r_hat, 1.0)))
     return jnp.max(jnp.stack(largest))
 
 
-def chain_sampler(design: Design, factory: Method, num_warmup: int, thinning: int) -> ChainSampler:
+def chain_sampler(
+    design: Design, factory: Method, num_warmup: int, thinning: int
+) -> ChainSampler:
     """One chain for each data set."""
     options = MCMCOptions(num_warmup, design.num_draws * thinning, 1, "sequential")
     return ChainSampler(design.data, factory, options)

@@ -25,7 +25,9 @@ _EXAMPLES = (
 BOUNDED = tuple(map(type, _EXAMPLES))
 
 
-def moments_of(law: LocationScale | None, latents: Mapping[str, Site], values: np.ndarray) -> Moments:
+def moments_of(
+    law: LocationScale | None, latents: Mapping[str, Site], values: np.ndarray
+) -> Moments:
     """Moments of the numbers of all latents: exact where a number is a function of one coordinate of a Gaussian.
 
     NaN where that function grows so fast that neither a rule nor draws can tell. Of a Student's t those of
@@ -40,15 +42,23 @@ def moments_of(law: LocationScale | None, latents: Mapping[str, Site], values: n
     start = ends = 0
     for site in latents.values():
         support, shape = _base(site["fn"].support), np.shape(site["value"])
-        size, width = int(np.prod(shape)), int(np.prod(biject_to(site["fn"].support).inverse_shape(shape)))
-        numbers, coordinates = np.arange(ends, ends + size), np.arange(start, start + width)
+        size, width = (
+            int(np.prod(shape)),
+            int(np.prod(biject_to(site["fn"].support).inverse_shape(shape))),
+        )
+        numbers, coordinates = (
+            np.arange(ends, ends + size),
+            np.arange(start, start + width),
+        )
         is_coordinate = support in (constraints.real, constraints.real_vector)
         moments.tame[numbers] = is_coordinate or isinstance(support, BOUNDED)
         if law is not None:
             loc, variance = law.loc[coordinates], np.diag(law.cov)[coordinates]
             if is_coordinate:
                 moments.coordinate[numbers] = coordinates
-                _set(moments, numbers, (loc, variance, np.diag(law.spread)[coordinates]))
+                _set(
+                    moments, numbers, (loc, variance, np.diag(law.spread)[coordinates])
+                )
             elif law.is_heavy:
                 _forget(moments, numbers[~moments.tame[numbers]])
             elif _is_elementwise(support):
@@ -88,7 +98,9 @@ def _by_quadrature(
         weights = weights / weights.sum()
         z = jnp.asarray(loc + nodes[:, None] * sd).reshape(-1, *shape)
         f = np.asarray(run_program(transform, z), np.float64).reshape(num_nodes, -1)
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite agrees with nothing
+        with np.errstate(
+            invalid="ignore", over="ignore"
+        ):  # what is not finite agrees with nothing
             mean = weights @ f
             squares = np.square(f - mean)
             variance = weights @ squares
@@ -96,7 +108,10 @@ def _by_quadrature(
     one, two = rules
     scales = (np.sqrt(two[1]), two[1], two[2])
     with np.errstate(invalid="ignore"):
-        agree = [np.abs(a - b) <= tol * scale for a, b, tol, scale in zip(one, two, AGREE, scales, strict=True)]
+        agree = [
+            np.abs(a - b) <= tol * scale
+            for a, b, tol, scale in zip(one, two, AGREE, scales, strict=True)
+        ]
     return (*two, np.all([*agree, *map(np.isfinite, two)], axis=0))
 
 

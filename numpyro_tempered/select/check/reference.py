@@ -45,7 +45,9 @@ class Reference(NamedTuple):
     @property
     def is_heavy(self) -> bool:
         """Whether it has polynomial tails, under which an exponential has no moments."""
-        return self.is_mixture or (self.draws.law is not None and self.draws.law.is_heavy)
+        return self.is_mixture or (
+            self.draws.law is not None and self.draws.law.is_heavy
+        )
 
 
 def curvature(target: Target, at: np.ndarray) -> np.ndarray:
@@ -68,7 +70,9 @@ def has_chi_square(hessian: np.ndarray, q: LocationScale) -> bool:
     return bool(np.linalg.eigvalsh(2.0 * root.T @ hessian @ root)[0] > 1.0)
 
 
-def cover(rng_key: Array, start: Draws, target: Target, hessian: np.ndarray | None) -> Reference | None:
+def cover(
+    rng_key: Array, start: Draws, target: Target, hessian: np.ndarray | None
+) -> Reference | None:
     """The nearest of some distributions that cover the posterior; None where none does.
 
     The first is the Gaussian of the curvature at the mean of the fit, somewhat wider. The others have the moments
@@ -92,8 +96,12 @@ def cover(rng_key: Array, start: Draws, target: Target, hessian: np.ndarray | No
         if curvatures[0] > 0:
             cov = (axes / curvatures) @ axes.T
     best: Reference | None = None
-    for key, is_heavy in zip(jax.random.split(rng_key, 3), (False, False, True), strict=True):
-        candidate = _candidate(key, loc, cov, target, len(start.flat), is_heavy=is_heavy)
+    for key, is_heavy in zip(
+        jax.random.split(rng_key, 3), (False, False, True), strict=True
+    ):
+        candidate = _candidate(
+            key, loc, cov, target, len(start.flat), is_heavy=is_heavy
+        )
         if candidate is None:
             continue
         if best is None or _distance(candidate) < _distance(best):
@@ -117,7 +125,13 @@ def of_draws(name: str, draws: Draws) -> Reference:
 
 
 def _candidate(
-    rng_key: Array, loc: np.ndarray, cov: np.ndarray, target: Target, num_draws: int, *, is_heavy: bool
+    rng_key: Array,
+    loc: np.ndarray,
+    cov: np.ndarray,
+    target: Target,
+    num_draws: int,
+    *,
+    is_heavy: bool,
 ) -> Reference | None:
     dim = len(loc)
     # Wider by what adds a fortieth to the chi-square of a Gaussian posterior of the same covariance.
@@ -126,7 +140,9 @@ def _candidate(
     if is_heavy:
         name = "student_t"
         # Its scale is the root of the covariance of the weighted draws, so that it is the wider of the two.
-        law = LocationScale(loc, wide * DF / (DF - 2.0), np.full(dim, DF), is_joint=True)
+        law = LocationScale(
+            loc, wide * DF / (DF - 2.0), np.full(dim, DF), is_joint=True
+        )
         q: dist.Distribution = MultivariateStudentT(DF, mean, tril)
     else:
         name, law = "gaussian", LocationScale(loc, wide)
@@ -139,7 +155,9 @@ def _candidate(
     return Reference(name, draws, *divergences(draws.log_ratios))
 
 
-def _heavy_mixture(rng_key: Array, mixture: GaussianMixture, target: Target, num_draws: int) -> Reference | None:
+def _heavy_mixture(
+    rng_key: Array, mixture: GaussianMixture, target: Target, num_draws: int
+) -> Reference | None:
     """The mixture with Student's t in the place of its Gaussians."""
     components = MultivariateStudentT(DF, mixture.loc, jax.vmap(dense)(mixture.root))
     q = dist.MixtureSameFamily(dist.Categorical(logits=mixture.logits), components)
@@ -148,7 +166,9 @@ def _heavy_mixture(rng_key: Array, mixture: GaussianMixture, target: Target, num
     except ValueError:
         return None
     forget_untamed(draws.moments)
-    return Reference("student_t", draws, *divergences(draws.log_ratios), is_mixture=True)
+    return Reference(
+        "student_t", draws, *divergences(draws.log_ratios), is_mixture=True
+    )
 
 
 def _distance(reference: Reference) -> tuple[bool, float]:

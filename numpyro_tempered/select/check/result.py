@@ -51,7 +51,10 @@ class FitCheck(NamedTuple):
 
 
 def to_arviz(
-    bars: ErrorBars, covariances: Mapping[str, np.ndarray], names: Sequence[str], attrs: Mapping[str, object]
+    bars: ErrorBars,
+    covariances: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    attrs: Mapping[str, object],
 ) -> ArviZData:
     """The groups ``check`` and ``check_covariance``, with the names of the numbers as coordinates."""
     plain = {key: as_attr(value) for key, value in attrs.items()}
@@ -64,7 +67,13 @@ def to_arviz(
 
 
 def advise(
-    status: str, of_fit: Reference, base: Reference, bars: ErrorBars, names: Sequence[str], *, is_alone: bool
+    status: str,
+    of_fit: Reference,
+    base: Reference,
+    bars: ErrorBars,
+    names: Sequence[str],
+    *,
+    is_alone: bool,
 ) -> str:
     """What a check says, in words; ``is_alone`` where nothing but the fit was drawn from."""
     k = base.divergences.pareto_k
@@ -89,7 +98,9 @@ def advise(
             f"their tail (Pareto k {k:.2f}) or by the curvature of the posterior. {estimate} A richer guide may "
             "have a bound, or be the reference= of this one."
         )
-    worst = np.where(bars.sd > 0, bars.mean_bound, math.nan) / np.where(bars.sd > 0, bars.sd, 1.0)
+    worst = np.where(bars.sd > 0, bars.mean_bound, math.nan) / np.where(
+        bars.sd > 0, bars.sd, 1.0
+    )
     at = int(np.argmax(np.nan_to_num(worst, nan=-1.0)))
     bound = f"no mean is off by more than {worst[at]:.2g} sd ({names[at]})"
     if np.isnan(worst[at]):
@@ -105,7 +116,10 @@ def advise(
 
 def advise_of_modes(missed: Missed, names: Sequence[str]) -> str:
     """What a check says of a fit that does not reach some modes."""
-    at = ", ".join(f"{name} = {value:.3g}" for name, value in zip(names[:3], missed.values, strict=False))
+    at = ", ".join(
+        f"{name} = {value:.3g}"
+        for name, value in zip(names[:3], missed.values, strict=False)
+    )
     more = ", ..." if len(names) > 3 else ""
     modes = "a mode" if missed.num_modes == 1 else f"{missed.num_modes} modes"
     return (
@@ -118,10 +132,15 @@ def advise_of_modes(missed: Missed, names: Sequence[str]) -> str:
 def _estimate(bars: ErrorBars, names: Sequence[str]) -> str:
     """The largest errors by the corrected values, and what has none."""
     with np.errstate(invalid="ignore", divide="ignore"):  # of constants
-        off, ratio = (bars.corrected_mean - bars.mean) / bars.sd, bars.sd / bars.corrected_sd
+        off, ratio = (
+            (bars.corrected_mean - bars.mean) / bars.sd,
+            bars.sd / bars.corrected_sd,
+        )
         se = bars.corrected_mean_se / bars.sd
         sizes = np.abs(off), np.abs(np.log(ratio))
-    mean_at, sd_at = (int(np.argmax(np.where(np.isfinite(size), size, -1.0))) for size in sizes)
+    mean_at, sd_at = (
+        int(np.argmax(np.where(np.isfinite(size), size, -1.0))) for size in sizes
+    )
     text = (
         "No number has a mean under the fit"
         if np.isnan(off[mean_at])

@@ -17,12 +17,22 @@ from numpyro_tempered.handlers.effects import PRIOR_FACTOR, base_distribution
 from numpyro_tempered.infer.elbo import gaussian_of_laplace
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
-from numpyro_tempered.select.check.target import BATCH, Target, law_of_guide, target_of_fit
+from numpyro_tempered.select.check.target import (
+    BATCH,
+    Target,
+    law_of_guide,
+    target_of_fit,
+)
 from numpyro_tempered.theory.bounds import RiskCertificate, pac_bayes
 
 Loss = Callable[..., Array]
 # What a model that reads values of its data raises.
-_UNTRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, TypeError, ValueError)
+_UNTRACEABLE = (
+    jax.errors.JAXTypeError,
+    jax.errors.JAXIndexError,
+    TypeError,
+    ValueError,
+)
 
 
 @key_first
@@ -92,7 +102,9 @@ def certify_risk(
         (True, False)
     """
     if is_traced(rng_key):
-        raise ValueError("certify_risk looks at numbers, and runs outside of jit, vmap and grad.")
+        raise ValueError(
+            "certify_risk looks at numbers, and runs outside of jit, vmap and grad."
+        )
     if not isinstance(fit, TemperedFit):
         raise TypeError(
             f"certify_risk takes a TemperedFit of fit_svi or fit_gaussian, got {type(fit).__name__}. Of other "
@@ -111,7 +123,9 @@ def certify_risk(
     kl = gaussian_kl(target, fit)
     return pac_bayes(
         risk,
-        max(fit.elbo.kl, 0.0) if kl is None else kl,  # an average over draws may fall below
+        max(fit.elbo.kl, 0.0)
+        if kl is None
+        else kl,  # an average over draws may fall below
         num_data,
         lower=lower,
         upper=upper,
@@ -138,11 +152,20 @@ def check_prior(target: Target, fit: TemperedFit) -> None:
             f"the model has fitted params {params}, which no prior pays for: the bound would be too small. Give "
             "them priors by numpyro.sample."
         )
-    if factors := [name for name, site in target.trace.items() if site.get(PRIOR_FACTOR)]:
-        raise ValueError(f"sites {factors} are prior terms: the prior times these may not integrate to 1.")
+    if factors := [
+        name for name, site in target.trace.items() if site.get(PRIOR_FACTOR)
+    ]:
+        raise ValueError(
+            f"sites {factors} are prior terms: the prior times these may not integrate to 1."
+        )
     if fit.elbo.improper:
-        raise ValueError(f"latent sites {list(fit.elbo.improper)} have a prior that does not integrate to 1.")
-    scales = {name: np.asarray(likelihood.other_scale(site)) for name, site in target.latents.items()}
+        raise ValueError(
+            f"latent sites {list(fit.elbo.improper)} have a prior that does not integrate to 1."
+        )
+    scales = {
+        name: np.asarray(likelihood.other_scale(site))
+        for name, site in target.latents.items()
+    }
     if scaled := [name for name, scale in scales.items() if np.any(scale != 1.0)]:
         raise ValueError(
             f"the priors of {scaled} have a scale, and a power of a density does not integrate to 1: leave the "
@@ -162,7 +185,9 @@ def check_rows(target: Target, num_data: int) -> None:
         ValueError: With the site, and what to do.
     """
     observed = likelihood.observed_sites(target.trace)
-    frames = {frame.name for site in observed.values() for frame in site["cond_indep_stack"]}
+    frames = {
+        frame.name for site in observed.values() for frame in site["cond_indep_stack"]
+    }
     for name, site in target.latents.items():
         for frame in site["cond_indep_stack"]:
             if frame.name in frames and frame.size == num_data:
@@ -209,7 +234,10 @@ def prior_on_data(target: Target) -> list[str]:
         depends = which_depend(parameters, [jnp.asarray(leaves[i]) for i in places])
     except _UNTRACEABLE:
         try:
-            first, second = (parameters([_half(leaves[i], sizes, which) for i in places]) for which in (0, 1))
+            first, second = (
+                parameters([_half(leaves[i], sizes, which) for i in places])
+                for which in (0, 1)
+            )
         except _UNTRACEABLE:
             # Such rows are none to this model, as where groups are missing.
             return []
@@ -229,22 +257,32 @@ def _half(rows: Array, sizes: set[int], which: int) -> Array:
 def _same_values(one: tuple[Array, ...], other: tuple[Array, ...]) -> bool:
     """Whether parameters are, as far as they have one shape: a number of groups is no value of the data."""
     pairs = zip(one, other, strict=True)
-    return all(np.shape(a) != np.shape(b) or np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+    return all(
+        np.shape(a) != np.shape(b) or np.array_equal(a, b, equal_nan=True)
+        for a, b in pairs
+    )
 
 
 def gaussian_kl(target: Target, fit: TemperedFit) -> float | None:
     """KL(q, prior) of a Gaussian guide and Normal priors with fixed parameters; None of others."""
-    guide, params = gaussian_of_laplace(fit.guide, fit.model, fit.params, fit.rng_key, fit.args, fit.kwargs)
+    guide, params = gaussian_of_laplace(
+        fit.guide, fit.model, fit.params, fit.rng_key, fit.args, fit.kwargs
+    )
     q = law_of_guide(guide, params)
     values = {name: site["value"] for name, site in target.latents.items()}
-    depends = which_depend(lambda latents: _parameters(target, latents, target.args, target.kwargs), values)
+    depends = which_depend(
+        lambda latents: _parameters(target, latents, target.args, target.kwargs), values
+    )
     if q is None or q.is_heavy or any(any(flags) for flags in depends.values()):
         return None
     means, precisions, log_dets = [], [], 0.0
     for site in target.latents.values():
         fn, shape = unindexed(site["fn"]), np.shape(site["value"])
         if type(fn) is dist.Normal:
-            loc, scale = (np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape)) for p in (fn.loc, fn.scale))
+            loc, scale = (
+                np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape))
+                for p in (fn.loc, fn.scale)
+            )
             means.append(loc)
             precisions.append(np.diag(scale**-2.0))
             log_dets += 2.0 * np.log(scale).sum()
@@ -256,7 +294,11 @@ def gaussian_kl(target: Target, fit: TemperedFit) -> float | None:
             log_dets += 2.0 * np.log(np.diagonal(root)).sum()
         else:
             return None
-    gap, start, total = q.loc - np.concatenate(means), 0, log_dets - np.linalg.slogdet(q.cov)[1] - len(q.loc)
+    gap, start, total = (
+        q.loc - np.concatenate(means),
+        0,
+        log_dets - np.linalg.slogdet(q.cov)[1] - len(q.loc),
+    )
     for precision in precisions:
         at = slice(start, start + len(precision))
         total += np.sum(precision * q.cov[at, at]) + gap[at] @ precision @ gap[at]
@@ -275,7 +317,11 @@ def zero_one(target: Target, name: str) -> Loss:
         raise ValueError(f"the observed sites are {sorted(observed)}, got {name!r}.")
     site = observed[name]
     fn, shape = base_distribution(site["fn"]), np.shape(site["value"])
-    is_countable = fn.has_enumerate_support and not fn.event_shape and not likelihood.is_masked(site["fn"])
+    is_countable = (
+        fn.has_enumerate_support
+        and not fn.event_shape
+        and not likelihood.is_masked(site["fn"])
+    )
     if not is_countable or len(shape) != 1:
         raise ValueError(
             f"the 0-1 loss is of a site with one of finitely many values for each row, none masked; {name!r} is "
@@ -287,12 +333,16 @@ def zero_one(target: Target, name: str) -> Loss:
         fn, value = base_distribution(trace[name]["fn"]), trace[name]["value"]
         support = fn.enumerate_support(expand=False)
         most_probable = jnp.argmax(fn.log_prob(support), axis=0)
-        return jnp.broadcast_to(jnp.ravel(support)[most_probable] != value, jnp.shape(value))
+        return jnp.broadcast_to(
+            jnp.ravel(support)[most_probable] != value, jnp.shape(value)
+        )
 
     return loss
 
 
-def _average(loss: Loss, draws: Params, target: Target, interval: tuple[float, float]) -> tuple[float, int]:
+def _average(
+    loss: Loss, draws: Params, target: Target, interval: tuple[float, float]
+) -> tuple[float, int]:
     """The loss averaged over rows and draws, and the number of rows.
 
     Raises:
@@ -308,7 +358,10 @@ def _average(loss: Loss, draws: Params, target: Target, interval: tuple[float, f
     shape = form.shape
     if jnp.issubdtype(form.dtype, jnp.complexfloating):
         raise ValueError(f"losses must be real numbers, got {form.dtype}.")
-    observed = {name: np.shape(site["value"]) for name, site in likelihood.observed_sites(target.trace).items()}
+    observed = {
+        name: np.shape(site["value"])
+        for name, site in likelihood.observed_sites(target.trace).items()
+    }
     if len(shape) != 1 or not any(shape[0] in of_site for of_site in observed.values()):
         raise ValueError(
             f"loss must return one number for each row, shape (n,), got {shape}; the data have shapes {observed}."
@@ -318,7 +371,9 @@ def _average(loss: Loss, draws: Params, target: Target, interval: tuple[float, f
         values = losses(latents).astype(float)
         return values.mean(), values.min(), values.max()
 
-    means, least, most = (np.asarray(part, np.float64) for part in compiled_map(one, draws, BATCH))
+    means, least, most = (
+        np.asarray(part, np.float64) for part in compiled_map(one, draws, BATCH)
+    )
     slack = 1e-6 * max(abs(lower), abs(upper), upper - lower)
     if not (least.min() >= lower - slack and most.max() <= upper + slack):
         raise ValueError(
@@ -328,11 +383,18 @@ def _average(loss: Loss, draws: Params, target: Target, interval: tuple[float, f
     return float(np.clip(means.mean(), lower, upper)), shape[0]
 
 
-def _parameters(target: Target, values: Params, args: tuple, kwargs: dict) -> dict[str, tuple[Array, ...]]:
+def _parameters(
+    target: Target, values: Params, args: tuple, kwargs: dict
+) -> dict[str, tuple[Array, ...]]:
     """The parameters of the priors at values of the latents."""
     with handlers.block():
-        sites = likelihood.latent_sites(likelihood.get_trace(_seeded(target, values), args, kwargs))
-    return {name: tuple(map(jnp.asarray, jax.tree.leaves(site["fn"]))) for name, site in sites.items()}
+        sites = likelihood.latent_sites(
+            likelihood.get_trace(_seeded(target, values), args, kwargs)
+        )
+    return {
+        name: tuple(map(jnp.asarray, jax.tree.leaves(site["fn"])))
+        for name, site in sites.items()
+    }
 
 
 def _seeded(target: Target, values: Params) -> Callable[..., object]:

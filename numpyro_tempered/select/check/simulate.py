@@ -12,7 +12,12 @@ from numpyro.primitives import Messenger
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
-from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, Message, base_distribution
+from numpyro_tempered.handlers.effects import (
+    LOCAL,
+    PRIOR_FACTOR,
+    Message,
+    base_distribution,
+)
 from numpyro_tempered.handlers.imputation import sites_with_latents
 from numpyro_tempered.handlers.likelihood import (
     Site,
@@ -78,13 +83,23 @@ def check_model(data: ModelData) -> None:
     """
     trace, subject = data.trace, "simulation-based calibration draws"
     if not (observed := likelihood_sites(trace)):
-        raise ValueError("the model has no observed site: pass data, of the shape that is to be simulated.")
+        raise ValueError(
+            "the model has no observed site: pass data, of the shape that is to be simulated."
+        )
     if not (latents := latent_sites(trace)):
-        raise ValueError("the model has no latent site, so there is no posterior to check.")
-    if params := [name for name, site in trace.items() if site["type"] in ("param", "mutable")]:
-        raise ValueError(f"{subject} all parameters from the prior, and {params} have none: give them one.")
+        raise ValueError(
+            "the model has no latent site, so there is no posterior to check."
+        )
+    if params := [
+        name for name, site in trace.items() if site["type"] in ("param", "mutable")
+    ]:
+        raise ValueError(
+            f"{subject} all parameters from the prior, and {params} have none: give them one."
+        )
     if subsamples(trace):
-        raise ValueError(f"a plate of the model subsamples, and {subject} whole data sets: leave that out.")
+        raise ValueError(
+            f"a plate of the model subsamples, and {subject} whole data sets: leave that out."
+        )
     for name, site in latents.items():
         _check_latent(name, site, subject)
     if factors := [name for name, site in trace.items() if site.get(PRIOR_FACTOR)]:
@@ -103,11 +118,17 @@ def check_model(data: ModelData) -> None:
 def _check_latent(name: str, site: Site, subject: str) -> None:
     """Refuse a latent site whose prior is not what it samples."""
     if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
-        raise ValueError(f"the prior of {name!r} is improper, and {subject} from it: give it a proper prior.")
+        raise ValueError(
+            f"the prior of {name!r} is improper, and {subject} from it: give it a proper prior."
+        )
     if name in ("chain", "draw"):
-        raise ValueError(f"latent site {name!r} has the name of a dimension of the result: rename it.")
+        raise ValueError(
+            f"latent site {name!r} has the name of a dimension of the result: rename it."
+        )
     if site["fn"].support.is_discrete:
-        raise ValueError(f"latent site {name!r} is discrete and has no ranks: sum it out by nt.marginalize.")
+        raise ValueError(
+            f"latent site {name!r} is discrete and has no ranks: sum it out by nt.marginalize."
+        )
     if LOCAL in site or site["scale"] is not None or is_masked(site["fn"]):
         raise ValueError(
             f"the prior of {name!r} is scaled or masked, and {subject} from it as it is: leave that out."
@@ -118,14 +139,18 @@ def _check_latent(name: str, site: Site, subject: str) -> None:
 def _check_observed(name: str, site: Site, subject: str) -> None:
     """Refuse an observed site whose likelihood is not the density of what it samples."""
     if is_factor(site):
-        raise ValueError(f"{name!r} is a factor, from which no data can be drawn: observe a distribution.")
+        raise ValueError(
+            f"{name!r} is a factor, from which no data can be drawn: observe a distribution."
+        )
     if isinstance(base_distribution(site["fn"]), BetaLikelihood):
         raise ValueError(
             f"robust puts a divergence in the place of the likelihood of {name!r}, and {subject} the data from "
             "the likelihood: pass the model without it."
         )
     if is_masked(site["fn"]):
-        raise ValueError(f"site {name!r} is masked, and {subject} all of its data: observe those that are there.")
+        raise ValueError(
+            f"site {name!r} is masked, and {subject} all of its data: observe those that are there."
+        )
     if not np.all(np.asarray(weight(site)) == 1.0):
         raise ValueError(
             f"the likelihood of {name!r} has a power or a scale, and {subject} data of weight 1: pass the model "
@@ -144,7 +169,9 @@ def _check_sampler(name: str, fn: dist.Distribution, subject: str) -> None:
         jax.eval_shape(fn.sample, jax.random.key(0))
     except NotImplementedError:
         kind = type(base_distribution(fn)).__name__
-        raise ValueError(f"{subject} {name!r}, and its distribution {kind} has no sampler.") from None
+        raise ValueError(
+            f"{subject} {name!r}, and its distribution {kind} has no sampler."
+        ) from None
 
 
 def with_data(model: Model, values: dict[str, Array]) -> Model:
@@ -152,7 +179,9 @@ def with_data(model: Model, values: dict[str, Array]) -> Model:
     return handlers.substitute(model, data=values)
 
 
-def tempered_with_data(data: ModelData, values: dict[str, Array], alpha: ArrayLike) -> temper:
+def tempered_with_data(
+    data: ModelData, values: dict[str, Array], alpha: ArrayLike
+) -> temper:
     """The tempered model with simulated data."""
     return temper(with_data(data.model, values), alpha)
 
@@ -173,7 +202,9 @@ def simulate(rng_key: Array, data: ModelData, num_simulations: int) -> Simulatio
         values = {name: trace[name]["value"] for name in names}
         log_lik = data.log_lik({**truths, **values})
         possible = [_is_possible(trace[name]) for name in names]
-        return Simulations(truths, values, jnp.where(jnp.all(jnp.stack(possible)), log_lik, jnp.nan))
+        return Simulations(
+            truths, values, jnp.where(jnp.all(jnp.stack(possible)), log_lik, jnp.nan)
+        )
 
     keys = jax.random.split(rng_key, num_simulations)
     simulations = run_program(lambda keys: map_batches(one, keys, BATCH), keys)
@@ -186,7 +217,9 @@ def _is_possible(site: Site) -> Array:
     value = site["value"]
     if not jnp.issubdtype(value.dtype, jnp.integer):
         return jnp.array(True)
-    return jnp.all(value < jnp.iinfo(value.dtype).max) & jnp.all(untempered_log_prob(site) > IMPOSSIBLE)
+    return jnp.all(value < jnp.iinfo(value.dtype).max) & jnp.all(
+        untempered_log_prob(site) > IMPOSSIBLE
+    )
 
 
 def _check_finite(simulations: Simulations) -> None:

@@ -41,31 +41,47 @@ def run_streams(
 
     online = factory(temper(streamed, design.alpha))
     if online.rule.point:
-        raise ValueError(f"{online.rule.name} ends in a point, whose draws have no ranks: take another rule.")
+        raise ValueError(
+            f"{online.rule.name} ends in a point, whose draws have no ranks: take another rule."
+        )
     # The values of the sites are the first leaves of the arguments, in the order of their names.
     names = sorted(simulations.data)
     args = ({name: simulations.data[name][0] for name in names}, *data.args)
     arrays, _, expectation = online._split(args, data.kwargs)
     num_rounds = drivers.check_rows([array for array in arrays if array.ndim])
-    first = jax.tree.map(lambda leaf: leaf[:1] if jnp.ndim(leaf) else leaf, (args, data.kwargs))
+    first = jax.tree.map(
+        lambda leaf: leaf[:1] if jnp.ndim(leaf) else leaf, (args, data.kwargs)
+    )
     start = online.init(rng_key, *first[0], **first[1])
 
     def one(part: tuple[Array, Simulations]) -> tuple[Counts, Array]:
         key, (truth, values, _) = part
         run_key, draw_key = jax.random.split(key)
         leaves = (*(values[name] for name in names), *arrays[len(names) :])
-        rows = tuple(a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in leaves)
+        rows = tuple(
+            a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in leaves
+        )
 
-        def take_round(state: OnlineState, row: tuple[Array, ...]) -> tuple[OnlineState, None]:
+        def take_round(
+            state: OnlineState, row: tuple[Array, ...]
+        ) -> tuple[OnlineState, None]:
             return stream.step(online.rule, expectation, state, row, run_key)[0], None
 
         end, _ = jax.lax.scan(take_round, start.rule_state, rows)
-        flat = family_of(end.posterior).sample(draw_key, end.posterior, (design.num_draws,))
-        samples = unpack_and_constrain(online.guide, flat, online.guide.to_params(end.posterior))
+        flat = family_of(end.posterior).sample(
+            draw_key, end.posterior, (design.num_draws,)
+        )
+        samples = unpack_and_constrain(
+            online.guide, flat, online.guide.to_params(end.posterior)
+        )
         latents = {name: samples[name] for name in data.latents}
-        draws = map_batches(lambda draw: design.quantities(draw, values), latents, BATCH)
+        draws = map_batches(
+            lambda draw: design.quantities(draw, values), latents, BATCH
+        )
         return count(draws, design.quantities(truth, values)), end.rejected
 
     parts = jax.random.split(rng_key, len(simulations.log_lik)), simulations
-    counts, rejected = jax.device_get(run_program(lambda parts: map_batches(one, parts, BATCH), parts))
+    counts, rejected = jax.device_get(
+        run_program(lambda parts: map_batches(one, parts, BATCH), parts)
+    )
     return counts, rejected == 0

@@ -10,18 +10,31 @@ import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
-from numpyro.infer.util import constrain_fn, log_density, potential_energy, unconstrain_fn
+from numpyro.infer.util import (
+    constrain_fn,
+    log_density,
+    potential_energy,
+    unconstrain_fn,
+)
 
 from numpyro_tempered.core.batching import compiled_map, map_batches
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Model, Params
-from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, triangular
+from numpyro_tempered.gaussian.families.gaussian_mixture import (
+    GaussianMixture,
+    triangular,
+)
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import LOCAL, Trace
 from numpyro_tempered.handlers.likelihood import Site
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.infer.antithetic import OrderedELBO
-from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass, trace_guide, trace_model
+from numpyro_tempered.infer.elbo import (
+    gaussian_of_laplace,
+    has_point_mass,
+    trace_guide,
+    trace_model,
+)
 from numpyro_tempered.infer.flat_gaussian import read_normals
 from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
 from numpyro_tempered.infer.svi import TemperedFit
@@ -87,12 +100,16 @@ def target_of_fit(fit: TemperedFit) -> Target:
     # The fitted params of the model, such as the weights of a network, belong to its likelihood.
     model = handlers.substitute(fit.model, data=fit.params)
     sites = trace_guide(fit.rng_key, fit.guide, fit.params, fit.args, fit.kwargs)
-    latents = likelihood.latent_sites(trace_model(fit.rng_key, model, sites, {}, fit.args, fit.kwargs))
+    latents = likelihood.latent_sites(
+        trace_model(fit.rng_key, model, sites, {}, fit.args, fit.kwargs)
+    )
     values = {name: site["value"] for name, site in latents.items()}
     return target_of(fit.rng_key, model, fit.args, fit.kwargs, values)
 
 
-def target_of(rng_key: Array, model: Model, args: tuple, kwargs: dict, values: Params) -> Target:
+def target_of(
+    rng_key: Array, model: Model, args: tuple, kwargs: dict, values: Params
+) -> Target:
     """The posterior of a tempered model.
 
     Args:
@@ -109,7 +126,9 @@ def target_of(rng_key: Array, model: Model, args: tuple, kwargs: dict, values: P
     trace = likelihood.get_trace(handlers.substitute(model, data=values), args, kwargs)
     latents = likelihood.latent_sites(trace)
     if set(values) != set(latents):
-        raise ValueError(f"the latent sites of the model are {sorted(latents)}, got draws of {sorted(values)}.")
+        raise ValueError(
+            f"the latent sites of the model are {sorted(latents)}, got draws of {sorted(values)}."
+        )
     if likelihood.subsamples(trace):
         raise ValueError(
             "a plate of the model holds a part of its data, and weights need all of them: leave subsample_size "
@@ -122,14 +141,18 @@ def target_of(rng_key: Array, model: Model, args: tuple, kwargs: dict, values: P
                 f"a draw of {name!r} has shape {site['fn'].shape()} in the model, got draws of {shape}."
             )
         if site["fn"].support.is_discrete:
-            raise ValueError(f"latent site {name!r} is discrete: sum it out by nt.marginalize.")
+            raise ValueError(
+                f"latent site {name!r} is discrete: sum it out by nt.marginalize."
+            )
         if LOCAL in site:
             raise ValueError(
                 f"latent site {name!r} is local, and its prior has the power of the likelihood: there is no "
                 "joint density that the weights could compare with."
             )
     shapes = jax.eval_shape(lambda v: unconstrain_fn(model, args, kwargs, v), values)
-    _, unravel = ravel_pytree({name: jnp.zeros(v.shape, v.dtype) for name, v in shapes.items()})
+    _, unravel = ravel_pytree(
+        {name: jnp.zeros(v.shape, v.dtype) for name, v in shapes.items()}
+    )
     return Target(
         names=tuple(sorted(values)),
         latents={name: latents[name] for name in sorted(values)},
@@ -141,18 +164,24 @@ def target_of(rng_key: Array, model: Model, args: tuple, kwargs: dict, values: P
         potential=lambda z: potential_energy(model, args, kwargs, unravel(z)),
         constrain=lambda z: constrain_fn(model, args, kwargs, unravel(z)),
         flatten=lambda v: ravel_pytree(unconstrain_fn(model, args, kwargs, v))[0],
-        flatten_unconstrained=lambda v: ravel_pytree({name: v[name] for name in values})[0],
+        flatten_unconstrained=lambda v: ravel_pytree(
+            {name: v[name] for name in values}
+        )[0],
     )
 
 
-def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: int) -> Draws:
+def draws_of_fit(
+    rng_key: Array, fit: TemperedFit, target: Target, num_draws: int
+) -> Draws:
     """Draws of a fitted guide, weighed by the posterior ``target``, which may be that of another fit.
 
     Raises:
         ValueError: If the guide is a point, or a ratio is NaN.
     """
     args, kwargs = target.args, target.kwargs
-    guide, params = gaussian_of_laplace(fit.guide, fit.model, fit.params, rng_key, fit.args, fit.kwargs)
+    guide, params = gaussian_of_laplace(
+        fit.guide, fit.model, fit.params, rng_key, fit.args, fit.kwargs
+    )
     if has_point_mass(rng_key, guide, params, args, kwargs):
         raise ValueError(
             f"the guide {type(fit.guide).__name__} has a latent that is a point, which has no density: there is "
@@ -169,14 +198,23 @@ def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: in
         return log_ratio, target.flatten(values), ravel_pytree(values)[0]
 
     def all_of_them(key: Array, params: Params) -> tuple[Array, Array, Array]:
-        return map_batches(lambda k: one(k, params), jax.random.split(key, num_draws), BATCH)
+        return map_batches(
+            lambda k: one(k, params), jax.random.split(key, num_draws), BATCH
+        )
 
     log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key, params))
     law = law_of_guide(guide, params)
     if law is not None:
         _check_resolution(law, flat)
     moments = moments_of(law, target.latents, values)
-    return Draws(_checked(log_ratios), flat, values, moments, law, mixture_of_guide(guide, params))
+    return Draws(
+        _checked(log_ratios),
+        flat,
+        values,
+        moments,
+        law,
+        mixture_of_guide(guide, params),
+    )
 
 
 def require_latents(fit: TemperedFit, target: Target) -> None:
@@ -191,7 +229,9 @@ def require_latents(fit: TemperedFit, target: Target) -> None:
         for sites in (other, target.latents)
     )
     if shapes != expected:
-        raise ValueError(f"the reference has latents of {shapes}, the fit of {expected}: fit the same model.")
+        raise ValueError(
+            f"the reference has latents of {shapes}, the fit of {expected}: fit the same model."
+        )
 
 
 def _check_resolution(law: LocationScale, flat: np.ndarray) -> None:
@@ -217,11 +257,17 @@ def draws_of_values(values: Params, log_densities: np.ndarray, target: Target) -
         return target.log_joint(draw), target.flatten(draw), ravel_pytree(draw)[0]
 
     log_joint, flat, numbers = _as_double(compiled_map(one, values, BATCH))
-    return Draws(_checked(log_joint - log_densities), flat, numbers, of_draws(numbers), None)
+    return Draws(
+        _checked(log_joint - log_densities), flat, numbers, of_draws(numbers), None
+    )
 
 
 def draws_of_distribution(
-    rng_key: Array, q: dist.Distribution, law: LocationScale | None, target: Target, num_draws: int
+    rng_key: Array,
+    q: dist.Distribution,
+    law: LocationScale | None,
+    target: Target,
+    num_draws: int,
 ) -> Draws:
     """Draws of a distribution of the flat unconstrained coordinates."""
 
@@ -230,11 +276,15 @@ def draws_of_distribution(
 
     def all_of_them(key: Array) -> tuple[Array, Array, Array]:
         z = q.sample(key, (num_draws,))
-        log_ratios, values = map_batches(lambda pair: one(*pair), (z, q.log_prob(z)), BATCH)
+        log_ratios, values = map_batches(
+            lambda pair: one(*pair), (z, q.log_prob(z)), BATCH
+        )
         return log_ratios, z, values
 
     log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key))
-    return Draws(_checked(log_ratios), flat, values, moments_of(law, target.latents, values), law)
+    return Draws(
+        _checked(log_ratios), flat, values, moments_of(law, target.latents, values), law
+    )
 
 
 def law_of_guide(guide: object, params: Params) -> LocationScale | None:
@@ -255,7 +305,9 @@ def law_of_guide(guide: object, params: Params) -> LocationScale | None:
     elif isinstance(guide, AutoContinuous):
         try:
             q, unpack = guide.get_posterior(params), unpacker(guide)
-        except NotImplementedError:  # of guides with a posterior that is no distribution
+        except (
+            NotImplementedError
+        ):  # of guides with a posterior that is no distribution
             return None
         if isinstance(q, dist.Normal) or (
             isinstance(q, dist.Independent) and isinstance(q.base_dist, dist.Normal)
@@ -267,7 +319,10 @@ def law_of_guide(guide: object, params: Params) -> LocationScale | None:
             mean, cov = q.mean, root @ root.T
         elif isinstance(q, dist.LowRankMultivariateNormal):
             factor = np.asarray(q.cov_factor, np.float64)
-            mean, cov = q.mean, factor @ factor.T + np.diag(np.asarray(q.cov_diag, np.float64))
+            mean, cov = (
+                q.mean,
+                factor @ factor.T + np.diag(np.asarray(q.cov_diag, np.float64)),
+            )
         elif isinstance(q, dist.StudentT | dist.MultivariateStudentT):
             mean, cov, df = _of_student_t(q)
             is_joint = isinstance(q, dist.MultivariateStudentT)
@@ -284,7 +339,9 @@ def law_of_guide(guide: object, params: Params) -> LocationScale | None:
     )
 
 
-def _of_student_t(q: dist.StudentT | dist.MultivariateStudentT) -> tuple[Array, np.ndarray, np.ndarray]:
+def _of_student_t(
+    q: dist.StudentT | dist.MultivariateStudentT,
+) -> tuple[Array, np.ndarray, np.ndarray]:
     """Mean, covariance and degrees of freedom of the coordinates.
 
     Raises:
@@ -300,7 +357,11 @@ def _of_student_t(q: dist.StudentT | dist.MultivariateStudentT) -> tuple[Array, 
     if isinstance(q, dist.MultivariateStudentT):
         tril = np.asarray(q.scale_tril, np.float64)
         return loc, tril @ tril.T * (df[0] / (df[0] - 2.0)), df
-    return loc, np.diag(np.square(np.asarray(q.scale, np.float64)) * df / (df - 2.0)), df
+    return (
+        loc,
+        np.diag(np.square(np.asarray(q.scale, np.float64)) * df / (df - 2.0)),
+        df,
+    )
 
 
 def mixture_of_guide(guide: object, params: Params) -> GaussianMixture | None:
@@ -327,7 +388,9 @@ def _checked(log_ratios: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: If they are.
     """
-    if (bad := int(np.sum(np.isnan(log_ratios) | (log_ratios == np.inf)))) or not np.isfinite(log_ratios).any():
+    if (
+        bad := int(np.sum(np.isnan(log_ratios) | (log_ratios == np.inf)))
+    ) or not np.isfinite(log_ratios).any():
         raise ValueError(
             f"at {bad or log_ratios.size} of {log_ratios.size} draws the joint density of the model is NaN, "
             "infinite or 0: check the data for NaN, and the fit for parameters at the edge of their support."

@@ -36,7 +36,9 @@ class Judgement(NamedTuple):
     verdict: np.ndarray
 
 
-def random_pit(rng: np.random.Generator, less: np.ndarray, equal: np.ndarray, num_draws: int) -> tuple:
+def random_pit(
+    rng: np.random.Generator, less: np.ndarray, equal: np.ndarray, num_draws: int
+) -> tuple:
     """Ranks with ties broken at random, and uniform places within them, which make them a continuous variable.
 
     Args:
@@ -53,7 +55,9 @@ def random_pit(rng: np.random.Generator, less: np.ndarray, equal: np.ndarray, nu
     return ranks, (ranks + places) / (num_draws + 1)
 
 
-def judge(pit: np.ndarray, num_draws: int, alpha: float, is_judged: np.ndarray) -> Judgement:
+def judge(
+    pit: np.ndarray, num_draws: int, alpha: float, is_judged: np.ndarray
+) -> Judgement:
     """Test the ranks of P scalars.
 
     The normal scores z of a calibrated posterior are standard normal, whatever its form: their mean and spread
@@ -77,20 +81,43 @@ def judge(pit: np.ndarray, num_draws: int, alpha: float, is_judged: np.ndarray) 
     narrow = stats.chi2.sf(total / max(alpha, 1.0), num - 1)
     p_spread = np.minimum(1.0, 2.0 * np.minimum(wide, narrow))
     p_uniform = np.array([stats.kstest(column, "uniform").pvalue for column in pit.T])
-    vsbc = np.array([stats.ks_2samp(column, 1.0 - column, method="asymp").statistic for column in pit.T])
+    vsbc = np.array(
+        [
+            stats.ks_2samp(column, 1.0 - column, method="asymp").statistic
+            for column in pit.T
+        ]
+    )
     p_symmetric = exit_probability(math.sqrt(num) * vsbc)
     tests = np.stack([p_bias, p_spread] + [p_uniform] * (alpha == 1.0))
     p_value = np.full(len(is_judged), np.nan)
-    p_value[is_judged] = holm(np.minimum(1.0, len(tests) * np.min(tests[:, is_judged], axis=0)))
+    p_value[is_judged] = holm(
+        np.minimum(1.0, len(tests) * np.min(tests[:, is_judged], axis=0))
+    )
     is_bad = tests * len(tests) * np.sum(is_judged) <= LEVEL
-    verdict = np.array([_words(*column) for column in zip(p_value, mean, narrow < wide, is_bad.T, strict=True)])
+    verdict = np.array(
+        [
+            _words(*column)
+            for column in zip(p_value, mean, narrow < wide, is_bad.T, strict=True)
+        ]
+    )
     bias, spread = estimate(scores, float(stats.norm.ppf(num_draws / (num_draws + 1))))
     return Judgement(
-        np.mean(pit, axis=0), bias, spread, vsbc, p_bias, p_spread, p_uniform, p_symmetric, p_value, verdict
+        np.mean(pit, axis=0),
+        bias,
+        spread,
+        vsbc,
+        p_bias,
+        p_spread,
+        p_uniform,
+        p_symmetric,
+        p_value,
+        verdict,
     )
 
 
-def estimate(scores: np.ndarray, limit: float, num_iter: int = 200) -> tuple[np.ndarray, np.ndarray]:
+def estimate(
+    scores: np.ndarray, limit: float, num_iter: int = 200
+) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of normal scores that are known up to a limit, by maximum likelihood.
 
     A truth beyond all draws has a score beyond the limit, and no more is known of it: as in a Tobit model, by EM.
@@ -137,7 +164,14 @@ def exit_probability(bound: np.ndarray) -> np.ndarray:
     bound = np.maximum(bound, 1e-3)[..., None]
     odd = 2 * np.arange(1000) + 1
     stays = (
-        4.0 / np.pi * np.sum(np.resize([1.0, -1.0], 1000) / odd * np.exp(-((np.pi * odd / bound) ** 2) / 8.0), -1)
+        4.0
+        / np.pi
+        * np.sum(
+            np.resize([1.0, -1.0], 1000)
+            / odd
+            * np.exp(-((np.pi * odd / bound) ** 2) / 8.0),
+            -1,
+        )
     )
     return np.clip(1.0 - stays, 0.0, 1.0)
 

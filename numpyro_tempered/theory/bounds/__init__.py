@@ -16,10 +16,27 @@ an upper bound on log p0(X), which is a :class:`LogTrueDensity`. The divergences
 Risk of a posterior on new data under a bounded loss, as a :class:`RiskCertificate`: :func:`pac_bayes`.
 """
 
-from numpyro_tempered.theory.bounds.base import Bound, online_to_batch, online_to_batch_risk
-from numpyro_tempered.theory.bounds.certificate import Certificate, selection_certificate, tempered_certificate
-from numpyro_tempered.theory.bounds.constants import diameter, lipschitz, lipschitz_squared, strong_convexity
-from numpyro_tempered.theory.bounds.inequalities import change_order, hellinger_bound, total_variation_bound
+from numpyro_tempered.theory.bounds.base import (
+    Bound,
+    online_to_batch,
+    online_to_batch_risk,
+)
+from numpyro_tempered.theory.bounds.certificate import (
+    Certificate,
+    selection_certificate,
+    tempered_certificate,
+)
+from numpyro_tempered.theory.bounds.constants import (
+    diameter,
+    lipschitz,
+    lipschitz_squared,
+    strong_convexity,
+)
+from numpyro_tempered.theory.bounds.inequalities import (
+    change_order,
+    hellinger_bound,
+    total_variation_bound,
+)
 from numpyro_tempered.theory.bounds.log_true_density import (
     LogTrueDensity,
     empirical_entropy,
@@ -28,9 +45,23 @@ from numpyro_tempered.theory.bounds.log_true_density import (
 )
 from numpyro_tempered.theory.bounds.pac_bayes import RiskCertificate, pac_bayes
 from numpyro_tempered.theory.bounds.points import ewa_point, sva_point
-from numpyro_tempered.theory.bounds.regret import doubling, ewa, hedge, sva, svb, svb_strongly_convex
-from numpyro_tempered.theory.bounds.renyi import renyi_exponential_family, renyi_gaussian, renyi_normal
-from numpyro_tempered.theory.bounds.renyi_numeric import renyi_discrete, renyi_quadrature
+from numpyro_tempered.theory.bounds.regret import (
+    doubling,
+    ewa,
+    hedge,
+    sva,
+    svb,
+    svb_strongly_convex,
+)
+from numpyro_tempered.theory.bounds.renyi import (
+    renyi_exponential_family,
+    renyi_gaussian,
+    renyi_normal,
+)
+from numpyro_tempered.theory.bounds.renyi_numeric import (
+    renyi_discrete,
+    renyi_quadrature,
+)
 
 __all__ = [
     "Bound",

@@ -53,9 +53,13 @@ def make(
 ) -> Bound:
     """The bound with its value, the sum of the terms."""
     # By numpy alone: a bound of 10^7 rounds needs more digits than jax keeps by default.
-    divergence = np.array(np.broadcast_to(np.asarray(divergence, np.float64), np.shape(stability)))
+    divergence = np.array(
+        np.broadcast_to(np.asarray(divergence, np.float64), np.shape(stability))
+    )
     losses = None if comparator is None else np.asarray(comparator, np.float64)
-    value = stability + divergence if losses is None else losses + stability + divergence
+    value = (
+        stability + divergence if losses is None else losses + stability + divergence
+    )
     return Bound(value, losses, np.asarray(stability), divergence, assumptions, source)
 
 
@@ -68,7 +72,9 @@ def as_rounds(num_rounds: ArrayLike, **constants: float) -> np.ndarray:
     check_positive(**constants)
     rounds = np.asarray(check_numbers(num_rounds, "num_rounds", "(0, inf)"), np.float64)
     if rounds.size == 0:
-        raise ValueError(f"num_rounds must be positive numbers, got none: {num_rounds!r}.")
+        raise ValueError(
+            f"num_rounds must be positive numbers, got none: {num_rounds!r}."
+        )
     return rounds
 
 

@@ -121,20 +121,36 @@ def tempered_certificate(
     check_count(num_data, "num_data")
     check_number(delta, "delta", "(0, 1)", hint="It is a probability of failure.")
     grid = alphas.size if grid_size is None else grid_size
-    check_count(grid, "grid_size", least=alphas.size, hint="It counts the alphas that were tried.")
-    elbos, weights, errors = (np.asarray(part, np.float64) for part in (elbo, log_prior, elbo_se))
+    check_count(
+        grid,
+        "grid_size",
+        least=alphas.size,
+        hint="It counts the alphas that were tried.",
+    )
+    elbos, weights, errors = (
+        np.asarray(part, np.float64) for part in (elbo, log_prior, elbo_se)
+    )
     check_numbers(elbos, "elbo", hint="A guide that is a point has an ELBO of -inf.")
     if weights.ndim == 1 and not np.exp(weights).sum() <= 1.0 + 1e-6:
         raise ValueError(
             f"the prior weights b_K = exp(log_prior) sum to {np.exp(weights).sum():.6g}, more than 1: pass "
             "logarithms of weights that sum to at most 1."
         )
-    check_numbers(weights, "log_prior", "(-inf, 1e-6]", hint="It holds logarithms of weights in (0, 1].")
+    check_numbers(
+        weights,
+        "log_prior",
+        "(-inf, 1e-6]",
+        hint="It holds logarithms of weights in (0, 1].",
+    )
     check_numbers(errors, "elbo_se", "[0, inf)")
     check_number(num_se, "num_se", "[0, inf)")
     scale = num_data * (1.0 - alphas)
     fit = (alphas * log_p0.value - elbos) / scale
-    selection, confidence, se = -weights / scale, np.log(grid / delta) / scale, errors / scale
+    selection, confidence, se = (
+        -weights / scale,
+        np.log(grid / delta) / scale,
+        errors / scale,
+    )
     monte_carlo = num_se * se
     assumptions = [
         *log_p0.assumptions,
@@ -142,7 +158,9 @@ def tempered_certificate(
         "the prior was chosen before the data were seen, and the ELBO is of this prior with every constant",
     ]
     if np.any(weights != 0.0):
-        assumptions.append("the weights b_K were fixed before the data were seen, and sum to at most 1")
+        assumptions.append(
+            "the weights b_K were fixed before the data were seen, and sum to at most 1"
+        )
     assumptions.append(
         f"alpha is one of {grid:g} values that were fixed before the data were seen"
         if grid > 1
@@ -228,7 +246,9 @@ def selection_certificate(
             f"elbos and log_prior must have one entry for each model, got {values.shape} and {weights.shape}."
         )
     if np.ndim(alpha) != 0:
-        raise ValueError("all models share one alpha: call once for each alpha of a grid, with its grid_size.")
+        raise ValueError(
+            "all models share one alpha: call once for each alpha of a grid, with its grid_size."
+        )
     all_models = tempered_certificate(
         values,
         log_p0,
@@ -241,5 +261,10 @@ def selection_certificate(
         num_se=num_se,
     )
     best = int(np.argmax(values + weights))
-    parts = {name: getattr(all_models, name)[best] for name in ("value", "fit", "selection", "monte_carlo", "se")}
-    return all_models._replace(**parts, selected=best, theorem="C19, Theorem 1, with probability 1 - delta")
+    parts = {
+        name: getattr(all_models, name)[best]
+        for name in ("value", "fit", "selection", "monte_carlo", "se")
+    }
+    return all_models._replace(
+        **parts, selected=best, theorem="C19, Theorem 1, with probability 1 - delta"
+    )

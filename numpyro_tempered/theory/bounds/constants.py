@@ -81,9 +81,15 @@ def lipschitz_squared(x: ArrayLike, y: ArrayLike, box: Box | Ball) -> float:
     loc, scale = _finite_box(box, rows.shape[-1])
     lengths = np.sum(np.square(rows), axis=-1)
     if isinstance(box, Ball):
-        reach, in_scale = loc[0] * np.sqrt(lengths), np.square(scale[0]) * np.max(rows**4, axis=-1)
+        reach, in_scale = (
+            loc[0] * np.sqrt(lengths),
+            np.square(scale[0]) * np.max(rows**4, axis=-1),
+        )
     else:
-        reach, in_scale = np.abs(rows) @ loc, np.sum(np.square(scale * np.square(rows)), axis=-1)
+        reach, in_scale = (
+            np.abs(rows) @ loc,
+            np.sum(np.square(scale * np.square(rows)), axis=-1),
+        )
     in_loc = np.square(np.abs(y) + reach) * lengths
     constant = 2.0 * math.sqrt(np.max(in_loc + in_scale))
     return float(check_number(constant, "L", "(0, inf)", hint=NO_SLOPE))
@@ -114,7 +120,9 @@ def diameter(box: Box | Ball, d: int, *, point: bool = False) -> float:
     loc, scale = _finite_box(box._replace(scale=1.0) if point else box, d)
     # In a ball the radii bound the norms themselves.
     size = np.max if isinstance(box, Ball) else np.sum
-    return math.sqrt(4.0 * size(np.square(loc)) + (0.0 if point else 2.0 * size(np.square(scale))))
+    return math.sqrt(
+        4.0 * size(np.square(loc)) + (0.0 if point else 2.0 * size(np.square(scale)))
+    )
 
 
 def strong_convexity(prior: Gaussian) -> float:
@@ -139,9 +147,13 @@ def strong_convexity(prior: Gaussian) -> float:
         0.25
     """
     if not supports(prior, "from_root"):
-        raise TypeError(f"strong_convexity is known for {able('from_root')} priors, got {type(prior).__name__}.")
+        raise TypeError(
+            f"strong_convexity is known for {able('from_root')} priors, got {type(prior).__name__}."
+        )
     root = np.asarray(family_of(prior).root(prior), np.float64)
-    return 1.0 / float(np.max(np.square(root)) if root.ndim == 1 else np.linalg.norm(root, 2) ** 2)
+    return 1.0 / float(
+        np.max(np.square(root)) if root.ndim == 1 else np.linalg.norm(root, 2) ** 2
+    )
 
 
 def _finite_box(box: Box | Ball, d: int) -> tuple[np.ndarray, np.ndarray]:

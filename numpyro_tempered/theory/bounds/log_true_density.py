@@ -52,11 +52,15 @@ def known_density(value: float) -> LogTrueDensity:
         source="known density",
         valid_only_if=condition,
         well_specified_only=False,
-        assumptions=(f"{condition}, under the measure that the model's likelihood is a density of",),
+        assumptions=(
+            f"{condition}, under the measure that the model's likelihood is a density of",
+        ),
     )
 
 
-def empirical_entropy(data: ArrayLike | None = None, *, counts: ArrayLike | None = None) -> LogTrueDensity:
+def empirical_entropy(
+    data: ArrayLike | None = None, *, counts: ArrayLike | None = None
+) -> LogTrueDensity:
     r"""The maximum over all distributions, :math:`n\sum_k \hat p_k\log\hat p_k`, for discrete data.
 
     No truth gives the data a larger probability. For k values that are all frequent it exceeds log p0(X) by about
@@ -80,22 +84,35 @@ def empirical_entropy(data: ArrayLike | None = None, *, counts: ArrayLike | None
         -2.7726
     """
     if (data is None) == (counts is None):
-        raise TypeError("empirical_entropy takes the data, or the counts of their values: one of the two.")
+        raise TypeError(
+            "empirical_entropy takes the data, or the counts of their values: one of the two."
+        )
     if counts is None:
         if isinstance(data, np.ma.MaskedArray):
-            raise ValueError("the data are a masked array: pass its entries that are not masked.")
+            raise ValueError(
+                "the data are a masked array: pass its entries that are not masked."
+            )
         values = np.asarray(data)
         if values.ndim not in (1, 2) or values.size == 0:
-            raise ValueError(f"the data must have shape (n,) or (n, d), and not be empty, got {values.shape}.")
-        if np.issubdtype(values.dtype, np.inexact) and not np.all(values == np.round(values)):
+            raise ValueError(
+                f"the data must have shape (n,) or (n, d), and not be empty, got {values.shape}."
+            )
+        if np.issubdtype(values.dtype, np.inexact) and not np.all(
+            values == np.round(values)
+        ):
             raise ValueError(
                 "the data are not whole numbers, and a density can exceed every sum of log frequencies: pass "
                 "counts if they are discrete all the same."
             )
         counts = np.unique(values, axis=0, return_counts=True)[1]
     number = np.asarray(counts, np.float64).ravel()
-    if not np.all(np.isfinite(number) & (number >= 0) & (number == np.round(number))) or not number.sum() > 0:
-        raise ValueError(f"counts must be whole numbers, none negative and not all 0, got {counts!r}.")
+    if (
+        not np.all(np.isfinite(number) & (number >= 0) & (number == np.round(number)))
+        or not number.sum() > 0
+    ):
+        raise ValueError(
+            f"counts must be whole numbers, none negative and not all 0, got {counts!r}."
+        )
     number = number[number > 0]
     return LogTrueDensity(
         float(np.sum(number * np.log(number / number.sum()))),

@@ -5,7 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_choice, check_count, check_number, check_numbers
+from numpyro_tempered.core.checks import (
+    check_choice,
+    check_count,
+    check_number,
+    check_numbers,
+)
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.typing import ArrayLike
 
@@ -14,7 +19,10 @@ PRIOR = (
     "the prior was fixed before the data were seen: not empirical Bayes, not scaled or standardised by them, and "
     "no posterior of them"
 )
-THEOREMS = {"kl": "Maurer 2004, Theorem 5, inverted", "catoni": "Catoni 2007, at fixed inverse temperatures"}
+THEOREMS = {
+    "kl": "Maurer 2004, Theorem 5, inverted",
+    "catoni": "Catoni 2007, at fixed inverse temperatures",
+}
 
 
 @add_repr
@@ -128,31 +136,53 @@ def pac_bayes(
     _check_draws(num_draws, delta_draws, grid_size)
     check_count(num_data, "num_data")
     check_number(delta, "delta", "(0, 1)", hint="It is a probability of failure.")
-    risk = np.asarray(check_numbers(empirical_risk, "empirical_risk", f"[{lower}, {upper}]"), np.float64)
+    risk = np.asarray(
+        check_numbers(empirical_risk, "empirical_risk", f"[{lower}, {upper}]"),
+        np.float64,
+    )
     hint = "That of a point is infinite: fit a guide with a scale."
     kls = np.asarray(check_numbers(kl, "kl", "[0, inf)", hint=hint), np.float64)
     hint = "It is the logarithm of a weight."
-    weights = np.asarray(check_numbers(log_prior, "log_prior", "(-inf, 0]", hint=hint), np.float64)
+    weights = np.asarray(
+        check_numbers(log_prior, "log_prior", "(-inf, 0]", hint=hint), np.float64
+    )
     share = np.clip((risk - start) / width, 0.0, 1.0)
-    assumptions = [ROWS, PRIOR, f"every loss that can occur lies in [{lower:g}, {upper:g}], of new data too"]
+    assumptions = [
+        ROWS,
+        PRIOR,
+        f"every loss that can occur lies in [{lower:g}, {upper:g}], of new data too",
+    ]
     total = delta
     expected = share
     if num_draws is not None:
         expected = invert_kl(share, math.log(2.0 * grid_size / delta_draws) / num_draws)
         total += delta_draws
-        check_number(total, "delta + delta_draws", "(0, 1)", hint="It is the probability that either fails.")
+        check_number(
+            total,
+            "delta + delta_draws",
+            "(0, 1)",
+            hint="It is the probability that either fails.",
+        )
         assumptions.append(
             f"the {num_draws} draws are independent, of this Q, and were looked at once: no key was chosen"
         )
     if grid_size > 1:
-        assumptions.append(f"the data chose among {grid_size} posteriors of this one prior, and no more")
+        assumptions.append(
+            f"the data chose among {grid_size} posteriors of this one prior, and no more"
+        )
     if np.any(weights < 0.0):
-        assumptions.append("the weights of the priors were fixed before the data, and sum to at most 1")
+        assumptions.append(
+            "the weights of the priors were fixed before the data, and sum to at most 1"
+        )
     if estimate:
-        assumptions.append("KL is an average over draws: this is an estimate, and certifies nothing")
+        assumptions.append(
+            "KL is an average over draws: this is an estimate, and certifies nothing"
+        )
     best: np.ndarray | None = None
     if temperatures is None:
-        complexity = (kls - weights + math.log(2.0 * math.sqrt(num_data) / delta)) / num_data
+        complexity = (
+            kls - weights + math.log(2.0 * math.sqrt(num_data) / delta)
+        ) / num_data
         bound = invert_kl(expected, complexity)
     else:
         number = max(temperatures.size, grid_size)
@@ -161,7 +191,9 @@ def pac_bayes(
         )
         complexity = (kls - weights + math.log(number / delta)) / num_data
         rates = temperatures / num_data
-        exponents = rates * np.asarray(expected)[..., None] + np.asarray(complexity)[..., None]
+        exponents = (
+            rates * np.asarray(expected)[..., None] + np.asarray(complexity)[..., None]
+        )
         bounds = np.expm1(-exponents) / np.expm1(-rates)
         bound, best = bounds.min(axis=-1), temperatures[bounds.argmin(axis=-1)]
     value = np.minimum(start + width * bound, upper)
@@ -192,7 +224,9 @@ def invert_kl(share: ArrayLike, budget: ArrayLike) -> np.ndarray:
     Returns:
         q, rounded up by at most :math:`10^{-15}`.
     """
-    p, c = np.broadcast_arrays(np.asarray(share, np.float64), np.asarray(budget, np.float64))
+    p, c = np.broadcast_arrays(
+        np.asarray(share, np.float64), np.asarray(budget, np.float64)
+    )
     low, high = p.copy(), np.ones_like(p)
     # By Pinsker's inequality the answer is no further; a bracket that is short where c is.
     high = np.minimum(high, p + np.sqrt(c / 2.0) + 1e-15)
@@ -218,7 +252,9 @@ def _check_interval(lower: float, upper: float) -> tuple[float, float]:
         ValueError: If it is empty or not bounded.
     """
     check_number(lower, "lower")
-    check_number(upper, "upper", f"({lower}, inf)", hint="The theorem is about bounded losses.")
+    check_number(
+        upper, "upper", f"({lower}, inf)", hint="The theorem is about bounded losses."
+    )
     return float(lower), float(upper) - float(lower)
 
 
@@ -228,13 +264,19 @@ def _check_draws(num_draws: int | None, delta_draws: float, grid_size: int) -> N
     Raises:
         ValueError: If a number is out of range.
     """
-    check_count(grid_size, "grid_size", hint="It counts the posteriors that were tried.")
+    check_count(
+        grid_size, "grid_size", hint="It counts the posteriors that were tried."
+    )
     if num_draws is not None:
         check_count(num_draws, "num_draws")
-        check_number(delta_draws, "delta_draws", "(0, 1)", hint="It is a probability of failure.")
+        check_number(
+            delta_draws, "delta_draws", "(0, 1)", hint="It is a probability of failure."
+        )
 
 
-def _check_temperatures(method: str, inverse_temperature: ArrayLike | None) -> np.ndarray | None:
+def _check_temperatures(
+    method: str, inverse_temperature: ArrayLike | None
+) -> np.ndarray | None:
     """The grid of inverse temperatures, ``(m,)``; None of the method that has none.
 
     Raises:
@@ -252,5 +294,7 @@ def _check_temperatures(method: str, inverse_temperature: ArrayLike | None) -> n
     check_numbers(inverse_temperature, "inverse_temperature", "(0, inf)")
     grid = np.atleast_1d(np.asarray(inverse_temperature, np.float64))
     if grid.ndim != 1 or grid.size == 0:
-        raise ValueError(f"inverse_temperature must be a number or a grid (m,), got shape {grid.shape}.")
+        raise ValueError(
+            f"inverse_temperature must be a number or a grid (m,), got shape {grid.shape}."
+        )
     return grid

@@ -125,15 +125,22 @@ def sva_point(
             f"sva_point compares under a MeanField prior, got {type(prior).__name__}: for another family give "
             "kl and comparator to sva."
         )
-    loc, unit = np.asarray(prior.loc, np.float64), np.asarray(family_of(prior).root(prior), np.float64)
+    loc, unit = (
+        np.asarray(prior.loc, np.float64),
+        np.asarray(family_of(prior).root(prior), np.float64),
+    )
     point = np.asarray(check_numbers(theta, "theta"), np.float64)
     if point.shape != loc.shape:
-        raise ValueError(f"theta must have shape {loc.shape}, as the prior's means, got {point.shape}.")
+        raise ValueError(
+            f"theta must have shape {loc.shape}, as the prior's means, got {point.shape}."
+        )
     weight = (step_size * lipschitz * rounds)[..., None]
     if scale is None:
         sigma = _least_scale(weight, unit)
     else:
-        sigma = np.broadcast_to(np.asarray(check_numbers(scale, "scale", "(0, inf)"), np.float64), loc.shape)
+        sigma = np.broadcast_to(
+            np.asarray(check_numbers(scale, "scale", "(0, inf)"), np.float64), loc.shape
+        )
     ratio = sigma / unit
     spread = np.sum(0.5 * np.square(ratio) - 0.5 - np.log(ratio), axis=-1)
     kl = 0.5 * np.sum(np.square((point - loc) / unit)) + spread

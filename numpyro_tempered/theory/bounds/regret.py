@@ -10,7 +10,12 @@ from numpyro_tempered.theory.bounds import base as bounds
 
 
 def ewa(
-    num_rounds: ArrayLike, *, step_size: float, loss_range: float, kl: float, comparator: ArrayLike | None = None
+    num_rounds: ArrayLike,
+    *,
+    step_size: float,
+    loss_range: float,
+    kl: float,
+    comparator: ArrayLike | None = None,
 ) -> bounds.Bound:
     r"""Exponentially weighted aggregation: :math:`\eta B^2 T/8 + \mathrm{KL}(q, \pi)/\eta`.
 
@@ -95,7 +100,10 @@ def sva(
         (80.0, 130.0)
     """
     rounds = bounds.as_rounds(
-        num_rounds, step_size=step_size, lipschitz=lipschitz, strong_convexity=strong_convexity
+        num_rounds,
+        step_size=step_size,
+        lipschitz=lipschitz,
+        strong_convexity=strong_convexity,
     )
     return bounds.make(
         comparator,
@@ -114,7 +122,11 @@ def sva(
 
 
 def svb(
-    num_rounds: ArrayLike, *, lipschitz: float, diameter: float, comparator: ArrayLike | None = None
+    num_rounds: ArrayLike,
+    *,
+    lipschitz: float,
+    diameter: float,
+    comparator: ArrayLike | None = None,
 ) -> bounds.Bound:
     r"""SVB in a box, with :math:`\eta_{t,j} = D/(L\sqrt{2t}\,\sigma_{t,j}^2)`: :math:`DL\sqrt{2T}`.
 
@@ -162,7 +174,11 @@ def svb(
 
 
 def svb_strongly_convex(
-    num_rounds: ArrayLike, *, lipschitz: float, curvature: float, comparator: ArrayLike | None = None
+    num_rounds: ArrayLike,
+    *,
+    lipschitz: float,
+    curvature: float,
+    comparator: ArrayLike | None = None,
 ) -> bounds.Bound:
     r"""SVB in a box, with :math:`\eta_{t,j} = 2/(Ht\,\sigma_{t,j}^2)`: :math:`L^2(1 + \log T)/H`.
 
@@ -242,7 +258,9 @@ def hedge(
     rounds = bounds.as_rounds(num_rounds, num_experts=num_experts, rate=rate)
     if loss_range is None:
         stability = np.zeros(rounds.shape)
-        assumption = f"exp(-rate * loss) is concave in the decision with rate = {rate:g}"
+        assumption = (
+            f"exp(-rate * loss) is concave in the decision with rate = {rate:g}"
+        )
     else:
         check_positive(loss_range=loss_range)
         stability = rate * loss_range**2 * rounds / 8.0
@@ -259,7 +277,9 @@ def hedge(
     )
 
 
-def doubling(num_rounds: ArrayLike, first: bounds.Bound, *, comparator: ArrayLike | None = None) -> bounds.Bound:
+def doubling(
+    num_rounds: ArrayLike, first: bounds.Bound, *, comparator: ArrayLike | None = None
+) -> bounds.Bound:
     r"""The bound of a rule that starts again at rounds 2, 4, 8, ...: :func:`numpyro_tempered.online.doubling`.
 
     If the bound at the rate for a horizon T is A √T, the phases add up to A (√2^(k+1) - 1)/(√2 - 1), with 2^k the
@@ -285,8 +305,13 @@ def doubling(num_rounds: ArrayLike, first: bounds.Bound, *, comparator: ArrayLik
         1.000 2.414
     """
     rounds = bounds.as_rounds(num_rounds)
-    if first.source not in ("CA19, Theorem 1", "CA19, Theorem 2") or np.size(first.stability) != 1:
-        raise ValueError(f"doubling takes the bound of one round by ewa or sva, got one of {first.source}.")
+    if (
+        first.source not in ("CA19, Theorem 1", "CA19, Theorem 2")
+        or np.size(first.stability) != 1
+    ):
+        raise ValueError(
+            f"doubling takes the bound of one round by ewa or sva, got one of {first.source}."
+        )
     k = np.floor(np.log2(rounds) + 1e-9)
     factor = (np.sqrt(2.0) ** (k + 1) - 1.0) / (math.sqrt(2.0) - 1.0)
     return bounds.make(

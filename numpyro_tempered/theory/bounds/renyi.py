@@ -47,10 +47,15 @@ def renyi_normal(
     """
     order = check_order(order)
     m0, m1 = _numbers("loc0", loc0), _numbers("loc1", loc1)
-    s0, s1 = (_numbers(name, s, "(0, inf)") for name, s in (("scale0", scale0), ("scale1", scale1)))
+    s0, s1 = (
+        _numbers(name, s, "(0, inf)")
+        for name, s in (("scale0", scale0), ("scale1", scale1))
+    )
     # The variances' ratio less 1, without the cancellation of two close squares.
     excess = (s0 - s1) / s1 * ((s0 + s1) / s1)
-    return _gaussian(order, ((m0 - m1) / s1)[..., None], excess[..., None], 2.0 * np.log(s0 / s1))
+    return _gaussian(
+        order, ((m0 - m1) / s1)[..., None], excess[..., None], 2.0 * np.log(s0 / s1)
+    )
 
 
 def renyi_gaussian(
@@ -92,7 +97,11 @@ def renyi_gaussian(
     m0, m1 = _numbers("loc0", loc0), _numbers("loc1", loc1)
     (s0, root0), (s1, root1) = _covariance("cov0", cov0), _covariance("cov1", cov1)
     d = s0.shape[-1]
-    if m0.ndim < 1 or m1.ndim < 1 or not m0.shape[-1] == m1.shape[-1] == s1.shape[-1] == d:
+    if (
+        m0.ndim < 1
+        or m1.ndim < 1
+        or not m0.shape[-1] == m1.shape[-1] == s1.shape[-1] == d
+    ):
         raise ValueError(
             f"the Gaussians have means of shapes {m0.shape} and {m1.shape} and covariances of shapes {s0.shape} "
             f"and {s1.shape}: expected (..., d) and (..., d, d) with one d."
@@ -103,11 +112,16 @@ def renyi_gaussian(
     z = np.linalg.solve(root1, (m0 - m1)[..., None])
     w = (np.swapaxes(vectors, -1, -2) @ z)[..., 0]
     # Small eigenvalues are known to the error of the largest alone; their product the determinants know better.
-    return _gaussian(order, w, values - 1.0, 2.0 * (_log_diagonal(root0) - _log_diagonal(root1)))
+    return _gaussian(
+        order, w, values - 1.0, 2.0 * (_log_diagonal(root0) - _log_diagonal(root1))
+    )
 
 
 def renyi_exponential_family(
-    order: float, log_partition: Callable[[Array], Array], eta0: ArrayLike, eta1: ArrayLike
+    order: float,
+    log_partition: Callable[[Array], Array],
+    eta0: ArrayLike,
+    eta1: ArrayLike,
 ) -> np.ndarray:
     r"""D_a of members of one exponential family, :math:`p_\eta(x) = h(x)\,e^{\eta^\top T(x) - A(\eta)}`.
 
@@ -142,19 +156,32 @@ def renyi_exponential_family(
         1.0000
     """
     order = check_order(order)
-    p, r = (np.asarray(check_numbers(eta, name), np.float64) for name, eta in (("eta0", eta0), ("eta1", eta1)))
+    p, r = (
+        np.asarray(check_numbers(eta, name), np.float64)
+        for name, eta in (("eta0", eta0), ("eta1", eta1))
+    )
     if p.ndim < 1 or r.ndim < 1 or p.shape[-1] != r.shape[-1]:
-        raise ValueError(f"natural parameters must have shapes (..., d) with one d, got {p.shape} and {r.shape}.")
+        raise ValueError(
+            f"natural parameters must have shapes (..., d) with one d, got {p.shape} and {r.shape}."
+        )
     p, r = np.broadcast_arrays(p, r)
     value = jnp.vectorize(log_partition, signature="(d)->()")
     with double_precision():
         at_p, at_r = (np.asarray(value(jnp.asarray(eta)), np.float64) for eta in (p, r))
         if not (np.isfinite(at_p).all() and np.isfinite(at_r).all()):
-            raise ValueError("log_partition is not finite at eta0 or eta1: they must lie inside of its domain.")
+            raise ValueError(
+                "log_partition is not finite at eta0 or eta1: they must lie inside of its domain."
+            )
         if order == 1.0:
-            slope = jnp.vectorize(jax.grad(log_partition), signature="(d)->(d)")(jnp.asarray(p))
-            return np.maximum(at_r - at_p - ((r - p) * np.asarray(slope, np.float64)).sum(-1), 0.0)
-        between = np.asarray(value(jnp.asarray(order * p + (1.0 - order) * r)), np.float64)
+            slope = jnp.vectorize(jax.grad(log_partition), signature="(d)->(d)")(
+                jnp.asarray(p)
+            )
+            return np.maximum(
+                at_r - at_p - ((r - p) * np.asarray(slope, np.float64)).sum(-1), 0.0
+            )
+        between = np.asarray(
+            value(jnp.asarray(order * p + (1.0 - order) * r)), np.float64
+        )
     gap = (between - order * at_p - (1.0 - order) * at_r) / (order - 1.0)
     return np.where(np.isfinite(between), np.maximum(gap, 0.0), np.inf)
 
@@ -168,7 +195,9 @@ def check_order(order: float) -> float:
     return float(check_number(order, "order", "(0, inf)"))
 
 
-def _gaussian(order: float, w: np.ndarray, excess: np.ndarray, log_ratio: np.ndarray) -> np.ndarray:
+def _gaussian(
+    order: float, w: np.ndarray, excess: np.ndarray, log_ratio: np.ndarray
+) -> np.ndarray:
     """D_a in coordinates where R is standard and P has mean w, variances 1 + excess of log product log_ratio."""
     tilt = 1.0 - order
     near = np.abs(excess) < 0.5
@@ -177,12 +206,16 @@ def _gaussian(order: float, w: np.ndarray, excess: np.ndarray, log_ratio: np.nda
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = 1.0 + tilt * excess if order > 1 else order + tilt * (1.0 + excess)
         small = np.abs(tilt * excess) < 0.5
-        logs = np.where(small, np.log1p(np.where(small, tilt * excess, 0.0)), np.log(variance))
+        logs = np.where(
+            small, np.log1p(np.where(small, tilt * excess, 0.0)), np.log(variance)
+        )
         spread = (excess if tilt == 0.0 else logs / tilt).sum(-1) - log_ratio
         value = 0.5 * (order * (w**2 / variance).sum(-1) + spread)
     value = np.where(np.all(variance > 0, axis=-1), np.maximum(value, 0.0), np.inf)
     if np.any(np.isnan(value)):
-        raise ValueError("the two Gaussians are too far apart for double precision: rescale the variable.")
+        raise ValueError(
+            "the two Gaussians are too far apart for double precision: rescale the variable."
+        )
     return value
 
 
@@ -201,7 +234,9 @@ def _covariance(name: str, value: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """The covariance and its Cholesky factor."""
     cov = _numbers(name, value)
     if cov.ndim < 2 or cov.shape[-1] != cov.shape[-2]:
-        raise ValueError(f"{name} must have shape (..., d, d), got {cov.shape}; renyi_normal takes scales.")
+        raise ValueError(
+            f"{name} must have shape (..., d, d), got {cov.shape}; renyi_normal takes scales."
+        )
     size = np.max(np.abs(cov), axis=(-2, -1), keepdims=True)
     # float32 covariances are symmetric to their own rounding.
     if np.any(np.abs(cov - np.swapaxes(cov, -1, -2)) > 1e-6 * size):

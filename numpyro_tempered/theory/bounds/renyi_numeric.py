@@ -39,11 +39,19 @@ def renyi_discrete(order: float, p: ArrayLike, r: ArrayLike) -> np.ndarray:
     arrays = []
     for name, value in (("p", p), ("r", r)):
         array = np.asarray(value, np.float64)
-        if array.ndim < 1 or not np.all(array >= 0) or not np.allclose(array.sum(-1), 1.0, atol=1e-6, rtol=0):
-            raise ValueError(f"{name} must be probabilities that sum to 1 over the last axis, got {value!r}.")
+        if (
+            array.ndim < 1
+            or not np.all(array >= 0)
+            or not np.allclose(array.sum(-1), 1.0, atol=1e-6, rtol=0)
+        ):
+            raise ValueError(
+                f"{name} must be probabilities that sum to 1 over the last axis, got {value!r}."
+            )
         arrays.append(array)
     with np.errstate(divide="ignore"):
-        return renyi_of_logs(order, *np.broadcast_arrays(*(np.log(array) for array in arrays)))
+        return renyi_of_logs(
+            order, *np.broadcast_arrays(*(np.log(array) for array in arrays))
+        )
 
 
 def renyi_quadrature(
@@ -108,7 +116,9 @@ def renyi_quadrature(
                 f"{name} returned shape {values.shape} for {nodes.size} nodes: the last axis must be the nodes."
             )
         if np.any(np.isnan(values)) or np.any(values == np.inf):
-            raise ValueError(f"{name} is NaN or infinite at a node; -inf is the log of a density of 0.")
+            raise ValueError(
+                f"{name} is NaN or infinite at a node; -inf is the log of a density of 0."
+            )
         mass = np.exp(values + log_weights).sum(-1)
         if not np.all(np.abs(mass - 1.0) <= tolerance):
             worst = mass.ravel()[np.argmax(np.abs(mass - 1.0))]
@@ -139,7 +149,9 @@ def renyi_of_logs(order: float, log_p: np.ndarray, log_r: np.ndarray) -> np.ndar
             return np.where(inside, terms, r).sum(-1)
         tilted = np.where(inside, log_p + tilt * x, -np.inf)
         terms = np.where(
-            close, p * (tilt * np.expm1(x) - np.expm1(tilt * x)), tilt * (r - p) - np.exp(tilted) + p
+            close,
+            p * (tilt * np.expm1(x) - np.expm1(tilt * x)),
+            tilt * (r - p) - np.exp(tilted) + p,
         )
         difference = -np.where(inside, terms, tilt * r).sum(-1)
         near = np.log1p(np.clip(difference, -0.5, 0.5))

@@ -52,31 +52,54 @@ def minimise(
 
     if math.isfinite(radius):
         # In units of the radius.
-        inside = {"type": "ineq", "fun": lambda u: 1.0 - u @ u, "jac": lambda u: -2.0 * u}
+        inside = {
+            "type": "ineq",
+            "fun": lambda u: 1.0 - u @ u,
+            "jac": lambda u: -2.0 * u,
+        }
 
         def scaled(u: np.ndarray) -> tuple[float, np.ndarray]:
             value, slope = objective(radius * u)
             return value, radius * slope
 
         fine = {"maxiter": 1000, "ftol": 1e-15}
-        u = minimize(scaled, start / radius, jac=True, method="SLSQP", constraints=[inside], options=fine).x
+        u = minimize(
+            scaled,
+            start / radius,
+            jac=True,
+            method="SLSQP",
+            constraints=[inside],
+            options=fine,
+        ).x
         return radius * u / max(float(np.linalg.norm(u)), 1.0)
     limits = list(zip(lower, upper, strict=True))
     start = np.clip(start, lower, upper)
-    return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=limits, options=options).x
+    return minimize(
+        objective, start, jac=True, method="L-BFGS-B", bounds=limits, options=options
+    ).x
 
 
 def by_gradient(
-    theta: np.ndarray, losses: np.ndarray, slope: np.ndarray, reach: np.ndarray, radius: float = math.inf
+    theta: np.ndarray,
+    losses: np.ndarray,
+    slope: np.ndarray,
+    reach: np.ndarray,
+    radius: float = math.inf,
 ) -> Hindsight:
     """The certificate of a smooth convex loss: the least value of its tangent over the box or ball."""
     value = float(losses.sum())
-    depth = radius * np.linalg.norm(slope) if math.isfinite(radius) else np.abs(slope) @ reach
+    depth = (
+        radius * np.linalg.norm(slope)
+        if math.isfinite(radius)
+        else np.abs(slope) @ reach
+    )
     gap = float(slope @ theta + depth)
     return Hindsight(theta, value, value - max(gap, 0.0), losses, reach)
 
 
-def as_reach(theta: np.ndarray, bound: np.ndarray, unit: np.ndarray | float = 1.0) -> np.ndarray:
+def as_reach(
+    theta: np.ndarray, bound: np.ndarray, unit: np.ndarray | float = 1.0
+) -> np.ndarray:
     """The box, with a wide bound where it has none; ``unit`` is that of θ."""
     return np.where(np.isinf(bound), 10.0 * np.maximum(unit, np.abs(theta)), bound)
 
@@ -95,7 +118,9 @@ def as_data(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """
     rows, outcomes = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if rows.ndim != 2 or rows.shape[0] == 0 or outcomes.shape != rows.shape[:1]:
-        raise ValueError(f"expected x of shape (T, d) and y of shape (T,), got {rows.shape}, {outcomes.shape}.")
+        raise ValueError(
+            f"expected x of shape (T, d) and y of shape (T,), got {rows.shape}, {outcomes.shape}."
+        )
     for name, values in (("x", rows), ("y", outcomes)):
         check_numbers(values, name, hint="Leave out the rounds that were rejected.")
     return rows, outcomes
@@ -103,7 +128,11 @@ def as_data(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 def as_radius(box: Box | Ball | None) -> float:
     """The largest norm of θ: infinite but in a ball."""
-    return float(check_number(box.loc, "box.loc", "(0, inf]")) if isinstance(box, Ball) else math.inf
+    return (
+        float(check_number(box.loc, "box.loc", "(0, inf]"))
+        if isinstance(box, Ball)
+        else math.inf
+    )
 
 
 def as_bounds(box: Box | Ball | None, rows: np.ndarray) -> np.ndarray:

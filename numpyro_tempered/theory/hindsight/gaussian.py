@@ -11,7 +11,13 @@ from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation
-from numpyro_tempered.gaussian.families.base import Gaussian, Q, able, family_of, supports
+from numpyro_tempered.gaussian.families.base import (
+    Gaussian,
+    Q,
+    able,
+    family_of,
+    supports,
+)
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box, Data
 from numpyro_tempered.theory.hindsight.base import minimise
@@ -33,7 +39,11 @@ class GaussianComparator(NamedTuple):
 
 
 def gaussian(
-    expectation: Expectation, prior: Gaussian, step_size: float, *data: ArrayLike, box: Box | None = None
+    expectation: Expectation,
+    prior: Gaussian,
+    step_size: float,
+    *data: ArrayLike,
+    box: Box | None = None,
 ) -> GaussianComparator:
     r"""The q with the least :math:`\sum_tE_q\ell_t + \mathrm{KL}(q, \pi)/\eta`, for CA19, Theorem 2.
 
@@ -63,7 +73,9 @@ def gaussian(
         1.600 0.447
     """
     if expectation.needs_key:
-        raise ValueError("the comparator needs a closed form or quadrature, not an expectation that draws.")
+        raise ValueError(
+            "the comparator needs a closed form or quadrature, not an expectation that draws."
+        )
     arrays = jax.tree.map(jnp.asarray, data)
     if isinstance(box, Ball):
         raise ValueError(
@@ -71,37 +83,53 @@ def gaussian(
             "nt.bounds.sva, such as of the best in a smaller Box, or take nt.bounds.sva_point."
         )
     if not supports(prior, "from_root"):
-        raise TypeError(f"the comparator is a {able('from_root', 'or')}, got a prior of {type(prior).__name__}.")
+        raise TypeError(
+            f"the comparator is a {able('from_root', 'or')}, got a prior of {type(prior).__name__}."
+        )
     if family_of(prior).diagonal_only:
         lower, upper = _limits(prior, Box() if box is None else box)
     else:
         if box is not None:
-            raise ValueError("a box on a full covariance is not supported: leave it out.")
+            raise ValueError(
+                "a box on a full covariance is not supported: leave it out."
+            )
         d = prior.loc.shape[0]
         upper = np.full(d + d * (d + 1) // 2, np.inf)
         lower = -upper
 
     def objective(free: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _objective(expectation, jnp.asarray(free), prior, step_size, arrays)
+        value, slope = _objective(
+            expectation, jnp.asarray(free), prior, step_size, arrays
+        )
         return float(value), np.asarray(slope, np.float64)
 
     options = {"maxiter": 2000, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-10}
-    q = _gaussian_at(jnp.asarray(minimise(objective, np.zeros(len(lower)), lower, upper, **options)), prior)
+    q = _gaussian_at(
+        jnp.asarray(minimise(objective, np.zeros(len(lower)), lower, upper, **options)),
+        prior,
+    )
     expected = np.asarray(_by_round(expectation, q, arrays), np.float64)
     return GaussianComparator(q, expected, float(family_of(prior).kl(q, prior)))
 
 
 def _limits(prior: Gaussian, box: Box) -> tuple[np.ndarray, np.ndarray]:
     """The box in the free coordinates of a mean-field Gaussian."""
-    centre, unit = (np.asarray(leaf, np.float64) for leaf in (prior.loc, family_of(prior).root(prior)))
-    loc, scale = (np.broadcast_to(np.asarray(bound, np.float64), centre.shape) for bound in box)
+    centre, unit = (
+        np.asarray(leaf, np.float64)
+        for leaf in (prior.loc, family_of(prior).root(prior))
+    )
+    loc, scale = (
+        np.broadcast_to(np.asarray(bound, np.float64), centre.shape) for bound in box
+    )
     lower = np.concatenate([(-loc - centre) / unit, np.full(centre.shape, -np.inf)])
     return lower, np.concatenate([(loc - centre) / unit, np.log(scale / unit)])
 
 
 @partial(jax.jit, static_argnums=0)
 @partial(jax.value_and_grad, argnums=1)
-def _objective(expectation: Expectation, free: Array, prior: Gaussian, step_size: float, data: Data) -> Array:
+def _objective(
+    expectation: Expectation, free: Array, prior: Gaussian, step_size: float, data: Data
+) -> Array:
     q = _gaussian_at(free, prior)
     kl = family_of(prior).kl(q, prior)
     return expectation.evaluate(q, *data, curvature="none").expected + kl / step_size

@@ -32,7 +32,9 @@ class PiecewiseLoss(NamedTuple):
     down: np.ndarray
 
 
-def hinge(x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None, tolerance: float = 1e-6) -> Hindsight:
+def hinge(
+    x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None, tolerance: float = 1e-6
+) -> Hindsight:
     r"""The θ with the least :math:`\sum_t(1 - y_tx_t^\top\theta)_+`, by linear programming.
 
     Args:
@@ -60,7 +62,9 @@ def hinge(x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None, tolerance: 
     return _solve(PiecewiseLoss(rows, labels, up, down), box, tolerance)
 
 
-def absolute(x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None, tolerance: float = 1e-6) -> Hindsight:
+def absolute(
+    x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None, tolerance: float = 1e-6
+) -> Hindsight:
     r"""The θ with the least :math:`\sum_t|y_t - x_t^\top\theta|`, by linear programming.
 
     Args:
@@ -87,7 +91,11 @@ def absolute(x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None, toleranc
 
 
 def pinball(
-    x: ArrayLike, y: ArrayLike, level: float, box: Box | Ball | None = None, tolerance: float = 1e-6
+    x: ArrayLike,
+    y: ArrayLike,
+    level: float,
+    box: Box | Ball | None = None,
+    tolerance: float = 1e-6,
 ) -> Hindsight:
     r"""The θ with the least pinball loss :math:`\sum_t\rho_\tau(y_t - x_t^\top\theta)`, by linear programming.
 
@@ -132,11 +140,16 @@ def _solve(loss: PiecewiseLoss, box: Box | Ball | None, tolerance: float) -> Hin
     residual = loss.x @ theta - loss.kinks
     losses = np.where(residual < 0, -loss.up, loss.down) * residual
     value = float(losses.sum())
-    lower = max(best.lower, float(-slopes @ loss.kinks - radius * np.linalg.norm(slopes @ loss.x)))
+    lower = max(
+        best.lower,
+        float(-slopes @ loss.kinks - radius * np.linalg.norm(slopes @ loss.x)),
+    )
     return Hindsight(theta, value, min(lower, value), losses, bound)
 
 
-def _solve_in_box(loss: PiecewiseLoss, bound: np.ndarray, tolerance: float) -> Hindsight:
+def _solve_in_box(
+    loss: PiecewiseLoss, bound: np.ndarray, tolerance: float
+) -> Hindsight:
     """The minimum of the loss over a box.
 
     The dual linear program has one bounded variable for each round, its slope, and d equations. Of a long stream
@@ -175,11 +188,17 @@ def _solve_in_box(loss: PiecewiseLoss, bound: np.ndarray, tolerance: float) -> H
         lower = max(lower, float(-slopes @ kinks - reach @ np.abs(slopes @ x)))
         crossings = ~inside & ((next_residual < 0) != (residual < 0))
         touches = np.isinf(bound) & (np.abs(theta) > 0.99 * reach)
-        if value - lower <= tolerance * max(abs(value), 1e-300) or not np.any(crossings):
+        if value - lower <= tolerance * max(abs(value), 1e-300) or not np.any(
+            crossings
+        ):
             # A minimiser at the end of the reach may lie farther out, or the direction matters to no round.
             if not np.any(touches) or value >= previous - tolerance * abs(previous):
                 break
-            previous, reach, lower = value, np.where(touches, 100.0 * reach, reach), -np.inf
+            previous, reach, lower = (
+                value,
+                np.where(touches, 100.0 * reach, reach),
+                -np.inf,
+            )
         residual = np.where(inside | crossings, next_residual, residual)
         inside |= crossings
     return Hindsight(theta / unit, value, min(lower, value), best, reach / unit)
@@ -201,17 +220,24 @@ def _dual_program(
     limits = np.column_stack([-up[inside], down[inside]])
     result = linprog(
         np.concatenate([kinks[inside], reach, reach]),
-        A_eq=sparse.hstack([sparse.csc_matrix(x[inside].T), -sparse.eye(d), sparse.eye(d)], format="csc"),
+        A_eq=sparse.hstack(
+            [sparse.csc_matrix(x[inside].T), -sparse.eye(d), sparse.eye(d)],
+            format="csc",
+        ),
         b_eq=-(slopes[~inside] @ x[~inside]),
         bounds=np.concatenate([limits, np.tile([0.0, np.inf], (2 * d, 1))]),
         method="highs",
     )
     if result.x is None:
         raise RuntimeError(f"the linear program was not solved: {result.message}")
-    return result.eqlin.marginals, np.clip(result.x[: len(limits)], limits[:, 0], limits[:, 1])
+    return result.eqlin.marginals, np.clip(
+        result.x[: len(limits)], limits[:, 0], limits[:, 1]
+    )
 
 
-def _smoothed(loss: PiecewiseLoss, bound: np.ndarray, radius: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
+def _smoothed(
+    loss: PiecewiseLoss, bound: np.ndarray, radius: float = math.inf
+) -> tuple[np.ndarray, np.ndarray]:
     """A minimiser of the loss with rounded kinks, ever less round, and its slopes there."""
     x, kinks, up, down = loss
     theta = np.zeros(x.shape[1])
@@ -221,7 +247,9 @@ def _smoothed(loss: PiecewiseLoss, bound: np.ndarray, radius: float = math.inf) 
     def smooth(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         residual = x @ theta - kinks
         size, side = np.abs(residual), np.where(residual < 0, up, down)
-        value = np.where(size < width, 0.5 * np.square(residual) / width, size - 0.5 * width)
+        value = np.where(
+            size < width, 0.5 * np.square(residual) / width, size - 0.5 * width
+        )
         return side * value, side * np.clip(residual / width, -1.0, 1.0)
 
     def mean(theta: np.ndarray) -> tuple[float, np.ndarray]:
@@ -230,7 +258,9 @@ def _smoothed(loss: PiecewiseLoss, bound: np.ndarray, radius: float = math.inf) 
 
     for share in shares if math.isinf(radius) else (*shares, 1e-3, 1e-4):
         width = share * max(float(np.mean(np.abs(x @ theta - kinks))), 1e-12)
-        theta = minimise(mean, theta, -bound, bound, radius=radius, maxiter=200, maxcor=30)
+        theta = minimise(
+            mean, theta, -bound, bound, radius=radius, maxiter=200, maxcor=30
+        )
     return theta, smooth(theta)[1]
 
 
@@ -238,4 +268,6 @@ def _leverage(x: np.ndarray) -> np.ndarray:
     """Lengths of the rows in the metric of their own second moments, positive."""
     values, vectors = np.linalg.eigh(x.T @ x)
     span = values > 1e-10 * values[-1]
-    return np.linalg.norm(x @ (vectors[:, span] / np.sqrt(values[span])), axis=1) + 1e-300
+    return (
+        np.linalg.norm(x @ (vectors[:, span] / np.sqrt(values[span])), axis=1) + 1e-300
+    )

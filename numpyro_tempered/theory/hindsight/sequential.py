@@ -45,7 +45,11 @@ class SequentialFit(NamedTuple):
 
 
 def sequential(
-    expectation: Expectation, prior: Gaussian, step_size: float, *data: ArrayLike, tolerance: float = 1e-6
+    expectation: Expectation,
+    prior: Gaussian,
+    step_size: float,
+    *data: ArrayLike,
+    tolerance: float = 1e-6,
 ) -> SequentialFit:
     r"""The best q for the past, before every round: what SVA, SVB, NGVI and R-VGA approximate in one step.
 
@@ -85,18 +89,26 @@ def sequential(
         ['0.000', '1.000', '1.333', '1.500', '1.600']
     """
     if not isinstance(expectation, Expectation) or expectation.bind is not None:
-        raise TypeError("sequential takes the expectation of a bare loss, such as squared().")
+        raise TypeError(
+            "sequential takes the expectation of a bare loss, such as squared()."
+        )
     if expectation.needs_key:
-        raise ValueError("sequential needs a closed form or quadrature, not an expectation that draws.")
+        raise ValueError(
+            "sequential needs a closed form or quadrature, not an expectation that draws."
+        )
     if not supports(prior, "from_root"):
-        raise TypeError(f"sequential takes a {able('from_root', 'or')} prior, got {type(prior).__name__}.")
+        raise TypeError(
+            f"sequential takes a {able('from_root', 'or')} prior, got {type(prior).__name__}."
+        )
     prior = check_prior(prior)
     check_number(step_size, "step_size", "(0, inf)")
     check_number(tolerance, "tolerance", "(0, inf)")
     arrays = jax.tree.map(jnp.asarray, data)
     lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(arrays)}
     if len(lengths) != 1 or not all(axis and axis[0] for axis in lengths):
-        raise ValueError(f"the data need one leading axis of T rounds, got axes {sorted(lengths)}.")
+        raise ValueError(
+            f"the data need one leading axis of T rounds, got axes {sorted(lengths)}."
+        )
     for leaf in jax.tree.leaves(arrays):
         check_numbers(leaf, "data", hint="Leave out the rounds that were rejected.")
     if expectation.check is not None:
@@ -112,7 +124,9 @@ def _fits(
 ) -> tuple[Gaussian, Losses, Array]:
     num_rounds = jax.tree.leaves(data)[0].shape[0]
 
-    def evaluate(q: Gaussian, term_and_mask: tuple[GaussianTerm, Array], rng_key: Array | None) -> Derivatives:
+    def evaluate(
+        q: Gaussian, term_and_mask: tuple[GaussianTerm, Array], rng_key: Array | None
+    ) -> Derivatives:
         term, mask = term_and_mask
         past = expectation.evaluate(q, *data, curvature="hessian", mask=mask)
         return add([of_evaluation(q, past, rate), derivatives_of(term, q)])
@@ -120,10 +134,20 @@ def _fits(
     def one(q: Gaussian, t: Array) -> tuple[Gaussian, tuple[Gaussian, Losses, Array]]:
         row = jax.tree.map(lambda leaf: leaf[t], data)
         at_q = expectation.evaluate(q, *row, curvature="none")
-        objective = Objective(evaluate, (of_gaussian(prior), jnp.arange(num_rounds) <= t))
-        fit = minimise(objective, q, tolerance=tolerance, max_evaluations=MAX_EVALUATIONS)
-        return fit.posterior, (fit.posterior, Losses(at_q.at_mean, at_q.expected), fit.converged)
+        objective = Objective(
+            evaluate, (of_gaussian(prior), jnp.arange(num_rounds) <= t)
+        )
+        fit = minimise(
+            objective, q, tolerance=tolerance, max_evaluations=MAX_EVALUATIONS
+        )
+        return fit.posterior, (
+            fit.posterior,
+            Losses(at_q.at_mean, at_q.expected),
+            fit.converged,
+        )
 
     _, (fits, losses, converged) = jax.lax.scan(one, prior, jnp.arange(num_rounds))
-    posteriors = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, fits)
+    posteriors = jax.tree.map(
+        lambda first, rest: jnp.concatenate([first[None], rest]), prior, fits
+    )
     return posteriors, losses, converged

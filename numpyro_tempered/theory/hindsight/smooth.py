@@ -14,7 +14,9 @@ from numpyro_tempered.online.base import Box
 from numpyro_tempered.theory.hindsight import base
 
 
-def squared(x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None) -> base.Hindsight:
+def squared(
+    x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None
+) -> base.Hindsight:
     r"""The θ with the least :math:`\sum_t(y_t - x_t^\top\theta)^2`, by bounded least squares or ridge regression.
 
     Args:
@@ -47,7 +49,9 @@ def squared(x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None) -> base.H
     elif np.all(np.isinf(limit)):
         scaled = np.linalg.lstsq(small[:, :d], small[:, d], rcond=None)[0]
     else:
-        scaled = lsq_linear(small[:, :d], small[:, d], (-limit, limit), method="bvls", tol=1e-15).x
+        scaled = lsq_linear(
+            small[:, :d], small[:, d], (-limit, limit), method="bvls", tol=1e-15
+        ).x
     theta = np.clip(scaled / unit, -bound, bound)
     residual = rows @ theta - outcomes
     reach = base.as_reach(theta, bound)
@@ -69,13 +73,18 @@ def _ridge(rows: np.ndarray, outcomes: np.ndarray, radius: float) -> np.ndarray:
     if np.linalg.norm(at(low)) > radius:
         for _ in range(200):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if np.linalg.norm(at(middle)) > radius else (low, middle)
+            low, high = (
+                (middle, high) if np.linalg.norm(at(middle)) > radius else (low, middle)
+            )
         return at(high) @ right
     return at(low) @ right
 
 
 def convex(
-    loss: Expectation | Callable[..., Array], init: ArrayLike, *data: ArrayLike, box: Box | Ball | None = None
+    loss: Expectation | Callable[..., Array],
+    init: ArrayLike,
+    *data: ArrayLike,
+    box: Box | Ball | None = None,
 ) -> base.Hindsight:
     r"""The θ with the least :math:`\sum_t\ell_t(\theta)` for a smooth convex loss, by L-BFGS-B or SLSQP.
 
@@ -108,7 +117,9 @@ def convex(
     """
     losses_at = loss.loss if isinstance(loss, Expectation) else loss
     if losses_at is None:
-        raise TypeError("the expectation has no loss function: give the loss as a function (theta, *data).")
+        raise TypeError(
+            "the expectation has no loss function: give the loss as a function (theta, *data)."
+        )
     arrays = jax.tree.map(jnp.asarray, data)
     origin = np.asarray(init, np.float64)
     bound, radius = base.as_bounds(box, origin[None, :]), base.as_radius(box)
@@ -124,14 +135,22 @@ def convex(
 
     first = evaluate(origin)[0]
     if first.ndim != 1 or not np.all(np.isfinite(first)):
-        raise ValueError(f"loss must return finite losses of shape (T,) at the start, got shape {first.shape}.")
+        raise ValueError(
+            f"loss must return finite losses of shape (T,) at the start, got shape {first.shape}."
+        )
     size = max(abs(first.sum()), 1e-30)
 
     def mean(theta: np.ndarray) -> tuple[float, np.ndarray]:
         losses, slope = evaluate(theta)
         return losses.sum() / size, slope / size
 
-    options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-16, "gtol": 1e-13, "maxcor": 30}
+    options = {
+        "maxiter": 5000,
+        "maxfun": 10_000,
+        "ftol": 1e-16,
+        "gtol": 1e-13,
+        "maxcor": 30,
+    }
     theta = base.minimise(mean, origin, -bound, bound, radius=radius, **options)
     losses, slope = evaluate(theta)
     return base.by_gradient(theta, losses, slope, base.as_reach(theta, bound), radius)

@@ -23,10 +23,14 @@ class Likelihood(NamedTuple):
 
 
 LOGISTIC = Likelihood(
-    lambda u, y: y * u - np.logaddexp(0.0, u), lambda u, y: y - expit(u), lambda u, y: -expit(u) * expit(-u)
+    lambda u, y: y * u - np.logaddexp(0.0, u),
+    lambda u, y: y - expit(u),
+    lambda u, y: -expit(u) * expit(-u),
 )
 POISSON = Likelihood(
-    lambda u, y: y * u - np.exp(u) - gammaln(y + 1.0), lambda u, y: y - np.exp(u), lambda u, y: -np.exp(u)
+    lambda u, y: y * u - np.exp(u) - gammaln(y + 1.0),
+    lambda u, y: y - np.exp(u),
+    lambda u, y: -np.exp(u),
 )
 # Not log-concave: sites of negative precision, several fixed points.
 CAUCHY = Likelihood(
@@ -36,7 +40,9 @@ CAUCHY = Likelihood(
 )
 # With unit variance: the conjugate case.
 NORMAL = Likelihood(
-    lambda u, y: -0.5 * (y - u) ** 2 - 0.5 * np.log(2 * np.pi), lambda u, y: y - u, lambda u, y: -np.ones_like(u)
+    lambda u, y: -0.5 * (y - u) ** 2 - 0.5 * np.log(2 * np.pi),
+    lambda u, y: y - u,
+    lambda u, y: -np.ones_like(u),
 )
 
 
@@ -94,7 +100,9 @@ def log_normaliser(precision, shift):
     """log of the integral of exp(shift't - t'precision t / 2), in any dimension."""
     precision, shift = np.atleast_2d(precision), np.atleast_1d(shift)
     quadratic = shift @ np.linalg.solve(precision, shift)
-    return 0.5 * (quadratic + len(shift) * np.log(2 * np.pi) - np.linalg.slogdet(precision)[1])
+    return 0.5 * (
+        quadratic + len(shift) * np.log(2 * np.pi) - np.linalg.slogdet(precision)[1]
+    )
 
 
 def power_ep(problem, power=1.0, *, damping=1.0, max_sweeps=2000, tolerance=1e-11):
@@ -129,9 +137,13 @@ def power_ep(problem, power=1.0, *, damping=1.0, max_sweeps=2000, tolerance=1e-1
         marginal = np.array([1 / variance, centre / variance])
         cavity = marginal - power * np.array([k[i], r[i]])
         if cavity[0] <= 0:
-            raise FloatingPointError(f"the cavity of site {i} has precision {cavity[0]:.2g}.")
+            raise FloatingPointError(
+                f"the cavity of site {i} has precision {cavity[0]:.2g}."
+            )
         factor = tilted_moments(
-            lambda u: power * alpha * likelihood.value(u, y[i]), cavity[1] / cavity[0], 1 / cavity[0]
+            lambda u: power * alpha * likelihood.value(u, y[i]),
+            cavity[1] / cavity[0],
+            1 / cavity[0],
         )
         return marginal, cavity, factor
 
@@ -140,21 +152,33 @@ def power_ep(problem, power=1.0, *, damping=1.0, max_sweeps=2000, tolerance=1e-1
         for i in range(len(y)):
             _, _, cov, mean = posterior()
             _, cavity, (_, centre, variance) = visit(i, cov, mean)
-            k_new, r_new = (np.array([1 / variance, centre / variance]) - cavity) / power
+            k_new, r_new = (
+                np.array([1 / variance, centre / variance]) - cavity
+            ) / power
             step = damping * np.array([k_new - k[i], r_new - r[i]])
             k[i], r[i] = k[i] + step[0], r[i] + step[1]
             change = max(change, np.abs(step).max() / (1 + abs(k[i]) + abs(r[i])))
         if change < tolerance:
             break
     else:
-        raise FloatingPointError(f"{max_sweeps} sweeps end with a change of {change:.2g}.")
+        raise FloatingPointError(
+            f"{max_sweeps} sweeps end with a change of {change:.2g}."
+        )
     precision, shift, cov, mean = posterior()
-    evidence = log_normaliser(precision, shift) - log_normaliser(prior_precision, prior_shift)
+    evidence = log_normaliser(precision, shift) - log_normaliser(
+        prior_precision, prior_shift
+    )
     residual = 0.0
     for i in range(len(y)):
         marginal, cavity, (log_mass, centre, variance) = visit(i, cov, mean)
-        evidence += (log_mass + log_normaliser(*cavity) - log_normaliser(*marginal)) / power
-        residual = max(residual, abs(centre - marginal[1] / marginal[0]), abs(variance * marginal[0] - 1))
+        evidence += (
+            log_mass + log_normaliser(*cavity) - log_normaliser(*marginal)
+        ) / power
+        residual = max(
+            residual,
+            abs(centre - marginal[1] / marginal[0]),
+            abs(variance * marginal[0] - 1),
+        )
     return Gaussian(mean, cov, evidence, residual, np.column_stack([k, r]))
 
 
@@ -177,17 +201,25 @@ def gaussian_vi(problem):
     def negative_elbo(flat):
         mean, factor = unpack(flat)
         sd = np.linalg.norm(x @ factor, axis=1)
-        values = alpha * likelihood.value((x @ mean)[:, None] + sd[:, None] * NODES, y[:, None])
+        values = alpha * likelihood.value(
+            (x @ mean)[:, None] + sd[:, None] * NODES, y[:, None]
+        )
         in_mean = values @ (weights * NODES) / sd
         in_variance = values @ (weights * (NODES**2 - 1)) / (2 * sd**2)
         offset = mean - prior_mean
-        kl = 0.5 * (np.trace(prior_precision @ factor @ factor.T) + offset @ prior_precision @ offset - d)
+        kl = 0.5 * (
+            np.trace(prior_precision @ factor @ factor.T)
+            + offset @ prior_precision @ offset
+            - d
+        )
         kl += 0.5 * np.linalg.slogdet(prior_cov)[1] - np.log(np.diag(factor)).sum()
         gradient_mean = prior_precision @ offset - x.T @ in_mean
         # Of the likelihood and the trace; the entropy adds -1 for each log of the diagonal.
         gradient = (prior_precision - 2 * (x.T * in_variance) @ x) @ factor
         gradient[np.diag_indices(d)] = np.diag(gradient) * np.diag(factor) - 1
-        return kl - (values @ weights).sum(), np.concatenate([gradient_mean, gradient[lower]])
+        return kl - (values @ weights).sum(), np.concatenate(
+            [gradient_mean, gradient[lower]]
+        )
 
     start = laplace(problem)
     factor = np.linalg.cholesky(start.cov)
@@ -210,12 +242,17 @@ def laplace(problem, steps=200):
 
     def log_joint(theta):
         offset = theta - prior_mean
-        return alpha * likelihood.value(x @ theta, y).sum() - 0.5 * offset @ precision @ offset
+        return (
+            alpha * likelihood.value(x @ theta, y).sum()
+            - 0.5 * offset @ precision @ offset
+        )
 
     theta = np.array(prior_mean, float)
     for _ in range(steps):
         u = x @ theta
-        gradient = alpha * x.T @ likelihood.slope(u, y) - precision @ (theta - prior_mean)
+        gradient = alpha * x.T @ likelihood.slope(u, y) - precision @ (
+            theta - prior_mean
+        )
         curvature = precision - alpha * (x.T * likelihood.curvature(u, y)) @ x
         step = np.linalg.solve(curvature, gradient)
         while log_joint(theta + step) < log_joint(theta) and np.abs(step).max() > 1e-12:
@@ -236,9 +273,14 @@ def exact_moments(problem, points=401, width=14.0):
     about = laplace(problem)
     z = np.linspace(-width, width, points)
     axes = 1.5 * np.linalg.cholesky(about.cov)
-    theta = about.mean + np.stack(np.meshgrid(z, z, indexing="ij"), -1).reshape(-1, 2) @ axes.T
+    theta = (
+        about.mean
+        + np.stack(np.meshgrid(z, z, indexing="ij"), -1).reshape(-1, 2) @ axes.T
+    )
     offset = theta - prior_mean
-    log_joint = -0.5 * np.einsum("ij,jk,ik->i", offset, np.linalg.inv(prior_cov), offset)
+    log_joint = -0.5 * np.einsum(
+        "ij,jk,ik->i", offset, np.linalg.inv(prior_cov), offset
+    )
     log_joint -= np.log(2 * np.pi) + 0.5 * np.linalg.slogdet(prior_cov)[1]
     for row, outcome in zip(x, y, strict=True):
         log_joint += alpha * likelihood.value(theta @ row, outcome)
@@ -246,4 +288,6 @@ def exact_moments(problem, points=401, width=14.0):
     weights = np.exp(log_joint - log_mass)
     mean = weights @ theta
     cov = (theta - mean).T @ ((theta - mean) * weights[:, None])
-    return Gaussian(mean, cov, log_mass + np.log((z[1] - z[0]) ** 2 * np.linalg.det(axes)), 0.0)
+    return Gaussian(
+        mean, cov, log_mass + np.log((z[1] - z[0]) ** 2 * np.linalg.det(axes)), 0.0
+    )

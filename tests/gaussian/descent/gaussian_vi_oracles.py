@@ -45,7 +45,9 @@ def logistic_optimum(x, y, alpha, prior_scale, diagonal=False):
         first, in_sd = slope @ WEIGHTS, (slope * NODES) @ WEIGHTS
         loss = np.sum(softplus(-y[:, None] * u) @ WEIGHTS)
         v = prior_scale**2
-        kl = 0.5 * (np.sum(root**2) / v + loc @ loc / v - d + d * np.log(v)) - np.sum(np.log(np.diag(root)))
+        kl = 0.5 * (np.sum(root**2) / v + loc @ loc / v - d + d * np.log(v)) - np.sum(
+            np.log(np.diag(root))
+        )
         in_loc = alpha * x.T @ first + loc / v
         in_root = alpha * x.T @ (spread * (in_sd / sd)[:, None]) + root / v
         in_root[np.arange(d), np.arange(d)] -= 1.0 / np.diag(root)
@@ -53,7 +55,13 @@ def logistic_optimum(x, y, alpha, prior_scale, diagonal=False):
         return alpha * loss + kl, np.concatenate([in_loc, flat])
 
     start = np.zeros(d + len(rows))
-    options = {"maxiter": 20_000, "maxfun": 40_000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 50}
+    options = {
+        "maxiter": 20_000,
+        "maxfun": 40_000,
+        "ftol": 1e-15,
+        "gtol": 1e-9,
+        "maxcor": 50,
+    }
     found = minimize(negative, start, jac=True, method="L-BFGS-B", options=options)
     loc, root = unpack(found.x)
     return loc, root @ root.T, -found.fun

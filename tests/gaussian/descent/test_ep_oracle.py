@@ -20,14 +20,43 @@ import numpyro_tempered as nt
 # Temperature at the joint (Fahrenheit) and distress of an O-ring in 23 launches of the space shuttle
 # (Dalal, Fowlkes and Hoadley 1989).
 TEMPERATURE = np.array(
-    [66, 70, 69, 68, 67, 72, 73, 70, 57, 63, 70, 78, 67, 53, 67, 75, 70, 81, 76, 79, 75, 76, 58], float
+    [
+        66,
+        70,
+        69,
+        68,
+        67,
+        72,
+        73,
+        70,
+        57,
+        63,
+        70,
+        78,
+        67,
+        53,
+        67,
+        75,
+        70,
+        81,
+        76,
+        79,
+        75,
+        76,
+        58,
+    ],
+    float,
 )
-DISTRESS = np.array([0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1], float)
+DISTRESS = np.array(
+    [0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1], float
+)
 
 
 def launches(alpha=0.5, prior_sd=5.0):
     x = np.column_stack([np.ones(23), (TEMPERATURE - 70) / 5])
-    return ep.Problem(x, DISTRESS, ep.LOGISTIC, np.zeros(2), prior_sd**2 * np.eye(2), alpha)
+    return ep.Problem(
+        x, DISTRESS, ep.LOGISTIC, np.zeros(2), prior_sd**2 * np.eye(2), alpha
+    )
 
 
 def simulated(seed, likelihood, alpha=1.0, n=25):
@@ -39,19 +68,32 @@ def simulated(seed, likelihood, alpha=1.0, n=25):
         ep.POISSON: lambda: rng.poisson(np.exp(u)).astype(float),
         ep.NORMAL: lambda: u + rng.normal(size=n),
     }[likelihood]()
-    return ep.Problem(x, y, likelihood, np.array([0.5, -0.2]), np.array([[9.0, 1.0], [1.0, 4.0]]), alpha)
+    return ep.Problem(
+        x,
+        y,
+        likelihood,
+        np.array([0.5, -0.2]),
+        np.array([[9.0, 1.0], [1.0, 4.0]]),
+        alpha,
+    )
 
 
 def location(y, alpha=1.0):
     """Cauchy data with an unknown location, prior N(0, 10²)."""
     y = np.asarray(y, float)
-    return ep.Problem(np.ones((len(y), 1)), y, ep.CAUCHY, np.zeros(1), 100.0 * np.eye(1), alpha)
+    return ep.Problem(
+        np.ones((len(y), 1)), y, ep.CAUCHY, np.zeros(1), 100.0 * np.eye(1), alpha
+    )
 
 
 def exact_location(problem):
     """Log evidence, mean and sd of a location by quadrature over the prior."""
     log_mass, mean, variance = ep.tilted_moments(
-        lambda u: problem.alpha * problem.likelihood.value(u, problem.y[:, None]).sum(0), 0.0, 100.0
+        lambda u: (
+            problem.alpha * problem.likelihood.value(u, problem.y[:, None]).sum(0)
+        ),
+        0.0,
+        100.0,
     )
     return log_mass, mean, np.sqrt(variance)
 
@@ -60,8 +102,12 @@ def exact_location(problem):
 
 
 def test_tilted_moments_of_a_normal_factor():
-    log_mass, mean, variance = ep.tilted_moments(lambda u: ep.NORMAL.value(u, 1.7), -0.4, 2.5)
-    assert log_mass == pytest.approx(-0.5 * 2.1**2 / 3.5 - 0.5 * np.log(2 * np.pi * 3.5), abs=1e-12)
+    log_mass, mean, variance = ep.tilted_moments(
+        lambda u: ep.NORMAL.value(u, 1.7), -0.4, 2.5
+    )
+    assert log_mass == pytest.approx(
+        -0.5 * 2.1**2 / 3.5 - 0.5 * np.log(2 * np.pi * 3.5), abs=1e-12
+    )
     assert mean == pytest.approx((1.7 * 2.5 - 0.4) / 3.5, abs=1e-12)
     assert variance == pytest.approx(2.5 / 3.5, abs=1e-12)
 
@@ -73,7 +119,9 @@ def test_tilted_moments_of_a_probit_factor():
     log_mass, mean, _ = ep.tilted_moments(norm.logcdf, 0.8, 60.0)
     z = 0.8 / np.sqrt(61.0)
     assert log_mass == pytest.approx(norm.logcdf(z), abs=1e-12)
-    assert mean == pytest.approx(0.8 + 60.0 * norm.pdf(z) / (norm.cdf(z) * np.sqrt(61.0)), abs=1e-10)
+    assert mean == pytest.approx(
+        0.8 + 60.0 * norm.pdf(z) / (norm.cdf(z) * np.sqrt(61.0)), abs=1e-10
+    )
 
 
 def test_the_launches_are_those_of_the_literature():
@@ -102,7 +150,10 @@ PROBLEMS = {
 @pytest.mark.parametrize(("name", "alpha"), [("logistic", 0.25), ("Poisson", 0.5)])
 def test_two_grids_agree(name, alpha):
     problem = PROBLEMS[name](alpha)
-    one, other = ep.exact_moments(problem), ep.exact_moments(problem, points=601, width=22.0)
+    one, other = (
+        ep.exact_moments(problem),
+        ep.exact_moments(problem, points=601, width=22.0),
+    )
     np.testing.assert_allclose(one.mean, other.mean, atol=1e-6)
     np.testing.assert_allclose(one.cov, other.cov, atol=1e-5)
     assert one.log_evidence == pytest.approx(other.log_evidence, abs=1e-6)
@@ -111,7 +162,9 @@ def test_two_grids_agree(name, alpha):
 # Where EP is exact.
 
 
-@pytest.mark.parametrize(("alpha", "power"), list(itertools.product([0.3, 1.0, 1.7], [0.1, 0.5, 1.0])))
+@pytest.mark.parametrize(
+    ("alpha", "power"), list(itertools.product([0.3, 1.0, 1.7], [0.1, 0.5, 1.0]))
+)
 def test_conjugate_model_at_every_alpha_and_power(alpha, power):
     problem = simulated(3, ep.NORMAL, alpha)
     x, y, prior = problem.x, problem.y, np.linalg.inv(problem.prior_cov)
@@ -120,7 +173,10 @@ def test_conjugate_model_at_every_alpha_and_power(alpha, power):
     # A normal density to the power alpha is one of variance 1 / alpha, times a constant.
     marginal = np.eye(25) / alpha + x @ problem.prior_cov @ x.T
     offset = y - x @ problem.prior_mean
-    evidence = -0.5 * (offset @ np.linalg.solve(marginal, offset) + np.linalg.slogdet(2 * np.pi * marginal)[1])
+    evidence = -0.5 * (
+        offset @ np.linalg.solve(marginal, offset)
+        + np.linalg.slogdet(2 * np.pi * marginal)[1]
+    )
     evidence += 0.5 * 25 * ((1 - alpha) * np.log(2 * np.pi) - np.log(alpha))
     found = ep.power_ep(problem, power)
     np.testing.assert_allclose(found.mean, mean, atol=1e-10)
@@ -144,28 +200,43 @@ def test_one_datum_is_exact_at_power_one_alone():
 
 @pytest.mark.parametrize(
     ("name", "power"),
-    tiered(list(itertools.product(PROBLEMS, [0.3, 1.0])), unit=[("logistic", 0.3), ("Poisson", 1.0)]),
+    tiered(
+        list(itertools.product(PROBLEMS, [0.3, 1.0])),
+        unit=[("logistic", 0.3), ("Poisson", 1.0)],
+    ),
 )
 def test_the_fixed_point_matches_moments_of_all_parameters(name, power):
     """The tilted distribution of each site, over the plane and not over u_i, has the moments of q."""
     problem = PROBLEMS[name](0.5, seed=1)
     q = ep.power_ep(problem, power)
     z = np.linspace(-11, 11, 301)
-    theta = q.mean + np.stack(np.meshgrid(z, z, indexing="ij"), -1).reshape(-1, 2) @ np.linalg.cholesky(q.cov).T
+    theta = (
+        q.mean
+        + np.stack(np.meshgrid(z, z, indexing="ij"), -1).reshape(-1, 2)
+        @ np.linalg.cholesky(q.cov).T
+    )
     offset = theta - q.mean
     log_q = -0.5 * np.einsum("ij,jk,ik->i", offset, np.linalg.inv(q.cov), offset)
     for row, outcome, (k, r) in zip(problem.x, problem.y, q.sites, strict=True):
         u = theta @ row
-        tilted = log_q + power * (problem.alpha * problem.likelihood.value(u, outcome) - r * u + 0.5 * k * u**2)
+        tilted = log_q + power * (
+            problem.alpha * problem.likelihood.value(u, outcome)
+            - r * u
+            + 0.5 * k * u**2
+        )
         weights = np.exp(tilted - tilted.max())
         weights /= weights.sum()
         mean = weights @ theta
         np.testing.assert_allclose(mean, q.mean, atol=1e-7)
-        np.testing.assert_allclose((theta - mean).T @ ((theta - mean) * weights[:, None]), q.cov, atol=1e-6)
+        np.testing.assert_allclose(
+            (theta - mean).T @ ((theta - mean) * weights[:, None]), q.cov, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("damping", tiered([1.0, 0.4], unit=[1.0]))
-def test_the_order_of_the_sites_and_damping_do_not_matter_for_log_concave_factors(damping):
+def test_the_order_of_the_sites_and_damping_do_not_matter_for_log_concave_factors(
+    damping,
+):
     problem, order = launches(), np.random.default_rng(0).permutation(23)
     one = ep.power_ep(problem)
     if damping == 1.0:
@@ -177,7 +248,8 @@ def test_the_order_of_the_sites_and_damping_do_not_matter_for_log_concave_factor
 
 
 @pytest.mark.parametrize(
-    ("name", "alpha"), tiered([("logistic", 0.5), ("Poisson", 1.0)], unit=[("logistic", 0.5)])
+    ("name", "alpha"),
+    tiered([("logistic", 0.5), ("Poisson", 1.0)], unit=[("logistic", 0.5)]),
 )
 def test_power_to_zero_is_variational_bayes(name, alpha):
     problem = PROBLEMS[name](alpha, seed=2)
@@ -187,13 +259,21 @@ def test_power_to_zero_is_variational_bayes(name, alpha):
     def numbers(q):
         return np.concatenate([q.mean, q.cov.ravel(), [q.log_evidence]])
 
-    tenth, hundredth, thousandth = (numbers(ep.power_ep(problem, power)) for power in (0.1, 0.01, 0.001))
+    tenth, hundredth, thousandth = (
+        numbers(ep.power_ep(problem, power)) for power in (0.1, 0.01, 0.001)
+    )
     # Of first order in the power, in each of the numbers. The optimum has errors of its own, of the size of its
     # residual, which the differences between powers do not see.
-    np.testing.assert_allclose((tenth - numbers(best)) / (hundredth - numbers(best)), 10.0, rtol=0.1)
-    np.testing.assert_allclose((tenth - hundredth) / (hundredth - thousandth), 10.0, rtol=0.1)
+    np.testing.assert_allclose(
+        (tenth - numbers(best)) / (hundredth - numbers(best)), 10.0, rtol=0.1
+    )
+    np.testing.assert_allclose(
+        (tenth - hundredth) / (hundredth - thousandth), 10.0, rtol=0.1
+    )
     np.testing.assert_allclose(thousandth, numbers(best), atol=1e-3, rtol=0)
-    np.testing.assert_allclose((10.0 * thousandth - hundredth) / 9.0, numbers(best), atol=1e-6, rtol=0)
+    np.testing.assert_allclose(
+        (10.0 * thousandth - hundredth) / 9.0, numbers(best), atol=1e-6, rtol=0
+    )
 
 
 # Its errors, and those of the others.
@@ -204,10 +284,18 @@ def test_errors_on_25_data_with_a_wide_prior(seed):
     problem = simulated(seed, ep.LOGISTIC)
     exact = ep.exact_moments(problem)
     found = {
-        name: f(problem) for name, f in (("ep", ep.power_ep), ("vi", ep.gaussian_vi), ("laplace", ep.laplace))
+        name: f(problem)
+        for name, f in (
+            ("ep", ep.power_ep),
+            ("vi", ep.gaussian_vi),
+            ("laplace", ep.laplace),
+        )
     }
     ratio = {name: q.sd / exact.sd for name, q in found.items()}
-    shift = {name: (np.abs(q.mean - exact.mean) / exact.sd).max() for name, q in found.items()}
+    shift = {
+        name: (np.abs(q.mean - exact.mean) / exact.sd).max()
+        for name, q in found.items()
+    }
     assert ((ratio["vi"] < ratio["ep"]) & (ratio["ep"] < 1)).all()
     assert ratio["ep"].min() > 0.93
     assert ratio["vi"].min() > 0.9
@@ -223,7 +311,9 @@ def test_the_elbo_bounds_the_evidence_and_the_evidence_of_ep_does_not():
         # The ELBO of any normal distribution, with expectations by quadrature.
         for mean, sd in itertools.product([-9.5, 0.0, 3.0], [0.7, 3.0, 9.0]):
             u = mean + sd * ep.NODES
-            expected = problem.alpha * problem.likelihood.value(u, problem.y[:, None]).sum(0)
+            expected = problem.alpha * problem.likelihood.value(
+                u, problem.y[:, None]
+            ).sum(0)
             kl = np.log(10 / sd) + (sd**2 + mean**2) / 200 - 0.5
             assert np.exp(ep.LOG_WEIGHTS) @ expected - kl < exact_location(problem)[0]
 
@@ -247,9 +337,13 @@ def test_a_quarter_of_the_power_doubles_the_width():
 
 @pytest.mark.full
 def test_the_two_powers():
-    by_power = np.array([ep.power_ep(launches(0.5), power).sd for power in (0.01, 0.5, 1.0)])
+    by_power = np.array(
+        [ep.power_ep(launches(0.5), power).sd for power in (0.01, 0.5, 1.0)]
+    )
     by_alpha = np.array([ep.power_ep(launches(alpha)).sd for alpha in (0.25, 0.5, 1.0)])
-    exact = np.array([ep.exact_moments(launches(alpha)).sd for alpha in (0.25, 0.5, 1.0)])
+    exact = np.array(
+        [ep.exact_moments(launches(alpha)).sd for alpha in (0.25, 0.5, 1.0)]
+    )
     assert (by_power.max(0) / by_power.min(0) < 1.03).all()
     # Twice for four times the data, or more on a skewed posterior; less where the prior has a say.
     assert (by_alpha[0] / by_alpha[2] > 1.8).all()
@@ -274,10 +368,16 @@ def test_the_tempered_model_has_the_density_of_the_oracle(alpha):
     @jax.jit
     @jax.vmap
     def ours(theta):
-        return log_density(nt.temper(logistic, alpha), (problem.x, problem.y), {}, {"theta": theta})[0]
+        return log_density(
+            nt.temper(logistic, alpha), (problem.x, problem.y), {}, {"theta": theta}
+        )[0]
 
-    expected = alpha * problem.likelihood.value(theta @ problem.x.T, problem.y).sum(axis=1)
-    expected = expected - 0.5 * np.sum(theta**2, axis=1) / 25.0 - np.log(2 * np.pi * 25.0)
+    expected = alpha * problem.likelihood.value(theta @ problem.x.T, problem.y).sum(
+        axis=1
+    )
+    expected = (
+        expected - 0.5 * np.sum(theta**2, axis=1) / 25.0 - np.log(2 * np.pi * 25.0)
+    )
     np.testing.assert_allclose(ours(theta), expected, rtol=1e-5)
 
 
@@ -299,14 +399,25 @@ def test_gaussian_fit_of_the_package_is_the_optimum(x64, alpha):
     best, limit = ep.gaussian_vi(problem), ep.power_ep(problem, 1e-4, tolerance=1e-8)
     for other, tolerance in ((best, 1e-4), (limit, 1e-4)):
         np.testing.assert_allclose(posterior.mean, other.mean, atol=tolerance)
-        np.testing.assert_allclose(posterior.covariance_matrix, other.cov, atol=tolerance)
-    assert float(fit.convergence.trace.elbo[-1]) == pytest.approx(best.log_evidence, abs=1e-4)
+        np.testing.assert_allclose(
+            posterior.covariance_matrix, other.cov, atol=tolerance
+        )
+    assert float(fit.convergence.trace.elbo[-1]) == pytest.approx(
+        best.log_evidence, abs=1e-4
+    )
 
 
 @pytest.mark.full
 def test_laplace_on_the_tempered_model(x64):
     problem = launches(alpha := 0.25)
-    fit = nt.fit_svi(jax.random.key(0), logistic, AutoLaplaceApproximation, problem.x, problem.y, alpha=alpha)
+    fit = nt.fit_svi(
+        jax.random.key(0),
+        logistic,
+        AutoLaplaceApproximation,
+        problem.x,
+        problem.y,
+        alpha=alpha,
+    )
     posterior = fit.guide.get_posterior(fit.params)
     expected = ep.laplace(problem)
     np.testing.assert_allclose(posterior.mean, expected.mean, atol=2e-3)

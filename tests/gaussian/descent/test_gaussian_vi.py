@@ -52,7 +52,11 @@ def covariance_of(q):
 def logistic_data(d):
     rng = np.random.default_rng([7, d])
     x = rng.normal(size=(20 * d, d)) * np.geomspace(1.0, 4.0, d) / np.sqrt(d)
-    y = np.where(rng.uniform(size=len(x)) < 1.0 / (1.0 + np.exp(-x @ rng.normal(size=d))), 1.0, -1.0)
+    y = np.where(
+        rng.uniform(size=len(x)) < 1.0 / (1.0 + np.exp(-x @ rng.normal(size=d))),
+        1.0,
+        -1.0,
+    )
     return x, y
 
 
@@ -63,7 +67,9 @@ def logistic_best(d, alpha, diagonal=False):
 
 def logistic(d, alpha):
     x, y = logistic_data(d)
-    return vi.objective(LOGISTIC, standard("mean-field", d, PRIOR_SCALE), x, y, alpha=alpha)
+    return vi.objective(
+        LOGISTIC, standard("mean-field", d, PRIOR_SCALE), x, y, alpha=alpha
+    )
 
 
 def quadratic(matrix, centre, kind):
@@ -78,7 +84,9 @@ def quadratic(matrix, centre, kind):
             if kind == "mean-field"
             else jnp.sum(q.factor * (matrix @ q.factor))
         )
-        return vi.Derivatives(0.5 * (shift @ matrix @ shift + spread), matrix @ shift, own)
+        return vi.Derivatives(
+            0.5 * (shift @ matrix @ shift + spread), matrix @ shift, own
+        )
 
     return derivatives
 
@@ -99,7 +107,9 @@ def _after_raw_steps(kind, _):
     derivatives = quadratic(np.eye(1), np.zeros(1), kind)
 
     def run(start, size, count):
-        q = jax.lax.fori_loop(0, count, lambda _, q: plain_step(q, derivatives(q), size), start)
+        q = jax.lax.fori_loop(
+            0, count, lambda _, q: plain_step(q, derivatives(q), size), start
+        )
         return jnp.square(q.scale[0] if kind == "mean-field" else q.factor[0, 0])
 
     return jax.jit(jax.vmap(run, (None, 0, None)))
@@ -125,7 +135,13 @@ def conjugate(kind, alpha, noise=0.7):
     if kind == "mean-field":  # exact where the columns are orthogonal
         x = np.linalg.qr(x)[0]
     # squared() is (xθ - y)²
-    f = vi.objective(nt.expectations.squared(), standard(kind, 4, 1.5), x, y, alpha=alpha / (2.0 * noise**2))
+    f = vi.objective(
+        nt.expectations.squared(),
+        standard(kind, 4, 1.5),
+        x,
+        y,
+        alpha=alpha / (2.0 * noise**2),
+    )
     return f, *oracle.posterior(x, y, alpha, 1.5, noise)
 
 
@@ -134,8 +150,14 @@ def correlated(d, n):
     rng = np.random.default_rng(4)
     x = rng.normal(size=(n, 1)) + 0.2 * rng.normal(size=(n, d))
     y = np.where(x @ np.linspace(-1.0, 1.0, d) + rng.logistic(size=n) > 0, 1.0, -1.0)
-    covariance, best = oracle.logistic_optimum(x, y, 0.5, PRIOR_SCALE, diagonal=True)[1:]
-    return vi.objective(LOGISTIC, standard("mean-field", d, PRIOR_SCALE), x, y, alpha=0.5), covariance, best
+    covariance, best = oracle.logistic_optimum(x, y, 0.5, PRIOR_SCALE, diagonal=True)[
+        1:
+    ]
+    return (
+        vi.objective(LOGISTIC, standard("mean-field", d, PRIOR_SCALE), x, y, alpha=0.5),
+        covariance,
+        best,
+    )
 
 
 def random_precision(d, seed, low=0.3, high=4.0):
@@ -152,15 +174,23 @@ class TestExact:
     def test_one_natural_step_solves_a_conjugate_model(self, kind, alpha):
         f, loc, covariance = conjugate(kind, alpha)
         result = vi.minimise(
-            f, standard(kind, 4, 0.2), method=vi.natural_gradient(1.0), tolerance=1e-20, max_evaluations=2
+            f,
+            standard(kind, 4, 0.2),
+            method=vi.natural_gradient(1.0),
+            tolerance=1e-20,
+            max_evaluations=2,
         )
         np.testing.assert_allclose(result.posterior.loc, loc, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(covariance_of(result.posterior), covariance, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(
+            covariance_of(result.posterior), covariance, rtol=1e-12, atol=1e-12
+        )
         assert int(result.num_evaluations) == 2
         assert float(result.stationarity) < 1e-20
 
     @pytest.mark.parametrize(("kind", "alpha"), [("full", 0.3), ("mean-field", 1.0)])
-    def test_the_step_of_a_conjugate_model_leads_to_a_stationary_point(self, kind, alpha):
+    def test_the_step_of_a_conjugate_model_leads_to_a_stationary_point(
+        self, kind, alpha
+    ):
         f, loc, covariance = conjugate(kind, alpha)
 
         @jax.jit
@@ -170,19 +200,30 @@ class TestExact:
 
         found, residual = run(standard(kind, 4, 0.2))
         np.testing.assert_allclose(found.loc, loc, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(covariance_of(found), covariance, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(
+            covariance_of(found), covariance, rtol=1e-12, atol=1e-12
+        )
         assert float(residual) < 1e-20
 
     @pytest.mark.parametrize("kind", FAMILIES)
-    def test_curvature_that_would_leave_no_gaussian_counts_without_its_negative_part(self, kind):
+    def test_curvature_that_would_leave_no_gaussian_counts_without_its_negative_part(
+        self, kind
+    ):
         q, bent = standard(kind, 2, 0.5), np.array([-1000.0, 12.0])
         hessian = jnp.asarray(bent if kind == "mean-field" else np.diag(bent))
         derivatives = Derivatives(jnp.zeros(()), jnp.zeros(2), hessian)
-        found = jax.jit(vi.natural_gradient(1.0).step)(q, derivatives, jnp.asarray(0.25))
+        found = jax.jit(vi.natural_gradient(1.0).step)(
+            q, derivatives, jnp.asarray(0.25)
+        )
         precision = 0.75 * 4.0 + 0.25 * np.array([0.0, 12.0])
-        np.testing.assert_allclose(covariance_of(found), np.diag(1.0 / precision), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(
+            covariance_of(found), np.diag(1.0 / precision), rtol=1e-10, atol=1e-12
+        )
 
-    @pytest.mark.parametrize(("kind", "seed"), tiered(itertools.product(FAMILIES, range(3)), unit=[("full", 0)]))
+    @pytest.mark.parametrize(
+        ("kind", "seed"),
+        tiered(itertools.product(FAMILIES, range(3)), unit=[("full", 0)]),
+    )
     def test_the_flow_contracts(self, kind, seed):
         matrix = random_precision(3, seed)
         if kind == "mean-field":
@@ -190,15 +231,21 @@ class TestExact:
         a = np.linalg.eigvalsh(matrix)[0]
         centre = np.array([1.0, -2.0, 0.5])
         target = np.linalg.inv(matrix)
-        start = FullRank(np.zeros(3), np.linalg.cholesky(random_precision(3, seed + 50)))
+        start = FullRank(
+            np.zeros(3), np.linalg.cholesky(random_precision(3, seed + 50))
+        )
         if kind == "mean-field":
             start = MeanField(np.zeros(3), np.array([0.2, 1.0, 3.0]))
         times = np.linspace(0.0, 3.0, 7)
         derivatives = quadratic(matrix, centre, kind)
-        path = jax.tree.map(np.asarray, jax.jit(lambda q: vi.flow(derivatives, q, times))(start))
+        path = jax.tree.map(
+            np.asarray, jax.jit(lambda q: vi.flow(derivatives, q, times))(start)
+        )
         squared = [
             oracle.wasserstein(q.loc, covariance_of(q), centre, target) ** 2
-            for q in (jax.tree.map(lambda leaf, i=i: leaf[i], path) for i in range(len(times)))
+            for q in (
+                jax.tree.map(lambda leaf, i=i: leaf[i], path) for i in range(len(times))
+            )
         ]
         bound = np.exp(-2.0 * a * times) * squared[0]
         assert np.all(squared <= bound * (1.0 + 1e-3))
@@ -220,7 +267,8 @@ class TestExact:
         # From a wrong spread, and from a wrong mean alone.
         starts = [standard(kind, 2, 3.0), standard(kind, 2, a**-0.5)]
         path, distances = run(
-            jax.tree.map(lambda *leaves: np.stack(leaves), *starts), np.array([[1.0, 2.0], [1, 1]])
+            jax.tree.map(lambda *leaves: np.stack(leaves), *starts),
+            np.array([[1.0, 2.0], [1, 1]]),
         )
         # The variance of a Gaussian flow relaxes as e^{-2at} towards 1/a, its mean as e^{-at}.
         scale = np.sqrt(1.0 / a + (9.0 - 1.0 / a) * np.exp(-2.0 * a * times))
@@ -229,13 +277,19 @@ class TestExact:
         exact = 5.0 * np.exp(-2.0 * a * times) + 2.0 * (scale - a**-0.5) ** 2
         np.testing.assert_allclose(np.square(distances[0]), exact, rtol=1e-8)
         # Means alone contract at exactly the rate of the theorem.
-        np.testing.assert_allclose(np.square(distances[1]), 2.0 * np.exp(-2.0 * a * times), rtol=1e-9)
+        np.testing.assert_allclose(
+            np.square(distances[1]), 2.0 * np.exp(-2.0 * a * times), rtol=1e-9
+        )
 
     @pytest.mark.full
     @pytest.mark.parametrize("kind", FAMILIES)
     def test_the_flow_and_its_distances_need_no_compilation_of_their_own(self, kind):
         a, times = 0.8, np.linspace(0.0, 2.0, 5)
-        path = vi.flow(quadratic(a * np.eye(2), np.array([1.0, 2.0]), kind), standard(kind, 2, 3.0), times)
+        path = vi.flow(
+            quadratic(a * np.eye(2), np.array([1.0, 2.0]), kind),
+            standard(kind, 2, 3.0),
+            times,
+        )
         scale = np.sqrt(1.0 / a + (9.0 - 1.0 / a) * np.exp(-2.0 * a * times))
         found = path.scale[:, 0] if kind == "mean-field" else path.factor[:, 0, 0]
         np.testing.assert_allclose(found, scale, rtol=1e-9)
@@ -243,7 +297,9 @@ class TestExact:
         exact = 5.0 * np.exp(-2.0 * a * times) + 2.0 * (scale - a**-0.5) ** 2
         for i, expected in enumerate(exact):
             q = jax.tree.map(lambda leaf, i=i: leaf[i], path)
-            np.testing.assert_allclose(np.square(vi.wasserstein(q, target)), expected, rtol=1e-8)
+            np.testing.assert_allclose(
+                np.square(vi.wasserstein(q, target)), expected, rtol=1e-8
+            )
 
     @pytest.mark.full
     def test_small_forward_backward_steps_follow_the_flow(self):
@@ -253,7 +309,9 @@ class TestExact:
         for _ in range(2000):
             end = plain_step(end, derivatives(end), 0.5 / 2000)
         np.testing.assert_allclose(end.loc, path.loc[1], atol=1e-3)
-        np.testing.assert_allclose(covariance_of(end), path.factor[1] @ path.factor[1].T, atol=2e-3)
+        np.testing.assert_allclose(
+            covariance_of(end), path.factor[1] @ path.factor[1].T, atol=2e-3
+        )
 
     @pytest.mark.parametrize("kind", FAMILIES)
     def test_a_raw_step_above_the_limit_finds_a_wrong_variance(self, kind):
@@ -263,20 +321,33 @@ class TestExact:
 
     @pytest.mark.parametrize("kind", FAMILIES)
     def test_a_raw_step_below_the_limit_finds_the_right_variance(self, kind):
-        found = after_raw_steps(kind)(standard(kind, 1, 4.0), np.array([0.3, 0.9, 1.0]), 300)
+        found = after_raw_steps(kind)(
+            standard(kind, 1, 4.0), np.array([0.3, 0.9, 1.0]), 300
+        )
         np.testing.assert_allclose(found, 1.0, rtol=1e-10)
 
     @pytest.mark.parametrize("kind", FAMILIES)
     def test_the_limit_of_a_step_is_that_of_the_largest_curvature(self, kind):
-        q = MeanField(np.zeros(2), np.array([0.5, 2.0])) if kind == "mean-field" else FullRank(np.zeros(2), ROOT)
-        matrix = np.diag([3.0, 0.6]) if kind == "mean-field" else np.array([[3.0, 0.5], [0.5, 0.6]])
+        q = (
+            MeanField(np.zeros(2), np.array([0.5, 2.0]))
+            if kind == "mean-field"
+            else FullRank(np.zeros(2), ROOT)
+        )
+        matrix = (
+            np.diag([3.0, 0.6])
+            if kind == "mean-field"
+            else np.array([[3.0, 0.5], [0.5, 0.6]])
+        )
         derivatives = quadratic(matrix, np.zeros(2), kind)
         root = np.sqrt(covariance_of(q)) if kind == "mean-field" else ROOT
         cases, expected = [], []
         for whiten, curvature in ((False, matrix), (True, root.T @ matrix @ root)):
             limit = 1.0 / np.linalg.eigvalsh(curvature)[-1]
             # Left out, it is the longest that is admissible, and no more than 1 whitened.
-            sizes = {0.99 * limit: (0.99 * limit, False), 1.01 * limit: (1.01 * limit, True)}
+            sizes = {
+                0.99 * limit: (0.99 * limit, False),
+                1.01 * limit: (1.01 * limit, True),
+            }
             sizes[None] = (min(limit, 1.0) if whiten else limit, False)
             cases += [vi.forward_backward(size, whiten=whiten) for size in sizes]
             expected += sizes.values()
@@ -284,35 +355,53 @@ class TestExact:
         @jax.jit
         def run(q):
             at = derivatives(q)
-            return [(method.max_size(q, at), method.is_too_long(q, at)) for method in cases]
+            return [
+                (method.max_size(q, at), method.is_too_long(q, at)) for method in cases
+            ]
 
-        np.testing.assert_allclose(np.array(run(q), float), np.array(expected, float), rtol=1e-12)
+        np.testing.assert_allclose(
+            np.array(run(q), float), np.array(expected, float), rtol=1e-12
+        )
 
     @pytest.mark.full
     @pytest.mark.parametrize("whiten", [True, False])
     def test_a_step_above_the_limit_is_refused(self, whiten):
         f = logistic(2, 1.0)
         with pytest.raises(ValueError, match=r"above 1/L.*out for the longest"):
-            vi.minimise(f, standard("full", 2), method=vi.forward_backward(50.0, whiten=whiten))
+            vi.minimise(
+                f, standard("full", 2), method=vi.forward_backward(50.0, whiten=whiten)
+            )
         largest = np.linalg.eigvalsh(f(standard("full", 2)).hessian)[-1]
         fine = vi.minimise(
-            f, standard("full", 2), method=vi.forward_backward(0.2 / largest, whiten=False), max_evaluations=2000
+            f,
+            standard("full", 2),
+            method=vi.forward_backward(0.2 / largest, whiten=False),
+            max_evaluations=2000,
         )
         assert bool(fine.converged)
 
-    @pytest.mark.parametrize(("d", "alpha", "name"), list(itertools.product([2, 10, 50], [0.5, 1.0], METHODS)))
+    @pytest.mark.parametrize(
+        ("d", "alpha", "name"),
+        list(itertools.product([2, 10, 50], [0.5, 1.0], METHODS)),
+    )
     @pytest.mark.full
     def test_all_methods_find_the_optimum_of_the_oracle(self, d, alpha, name):
         x, y = logistic_data(d)
         loc, covariance, best = logistic_best(d, alpha)
-        result = vi.minimise(logistic(d, alpha), standard("full", d), method=METHODS[name], **LONG[name])
+        result = vi.minimise(
+            logistic(d, alpha), standard("full", d), method=METHODS[name], **LONG[name]
+        )
         assert bool(result.converged)
         q = result.posterior
-        own = oracle.logistic_elbo(x, y, alpha, PRIOR_SCALE, np.asarray(q.loc), covariance_of(q))
+        own = oracle.logistic_elbo(
+            x, y, alpha, PRIOR_SCALE, np.asarray(q.loc), covariance_of(q)
+        )
         assert abs(own - best) < 1e-5
         # The objective's own value is that of the oracle at the same Gaussian, every constant included.
         assert abs(float(result.elbo) - own) < 1e-6
-        np.testing.assert_allclose(q.loc, loc, atol=5e-3 * np.sqrt(np.diag(covariance)).max())
+        np.testing.assert_allclose(
+            q.loc, loc, atol=5e-3 * np.sqrt(np.diag(covariance)).max()
+        )
 
     @pytest.mark.parametrize("kind", FAMILIES)
     def test_every_method_stays_at_the_optimum_and_improves_elsewhere(self, kind):
@@ -323,40 +412,64 @@ class TestExact:
         @jax.jit
         def steps(q):
             at = f(q)
-            return {name: method.step(q, at, method.max_size(q, at)) for name, method in METHODS.items()}
+            return {
+                name: method.step(q, at, method.max_size(q, at))
+                for name, method in METHODS.items()
+            }
 
         def elbo(q):
-            return oracle.logistic_elbo(x, y, 0.5, PRIOR_SCALE, np.asarray(q.loc), covariance_of(q))
+            return oracle.logistic_elbo(
+                x, y, 0.5, PRIOR_SCALE, np.asarray(q.loc), covariance_of(q)
+            )
 
         root = np.linalg.cholesky(covariance)
-        optimum = MeanField(loc, np.diag(root)) if kind == "mean-field" else FullRank(loc, root)
+        optimum = (
+            MeanField(loc, np.diag(root))
+            if kind == "mean-field"
+            else FullRank(loc, root)
+        )
         for name, q in steps(optimum).items():
             np.testing.assert_allclose(q.loc, loc, atol=1e-4, err_msg=name)
-            np.testing.assert_allclose(covariance_of(q), covariance, atol=1e-4, err_msg=name)
+            np.testing.assert_allclose(
+                covariance_of(q), covariance, atol=1e-4, err_msg=name
+            )
         start = standard(kind, 2)
         for name, q in steps(start).items():
             assert elbo(start) < elbo(q) < best, name
 
-    @pytest.mark.parametrize(("d", "name"), tiered(itertools.product([2, 10], METHODS), unit=[(2, "natural")]))
+    @pytest.mark.parametrize(
+        ("d", "name"),
+        tiered(itertools.product([2, 10], METHODS), unit=[(2, "natural")]),
+    )
     def test_the_mean_field_optimum_is_that_of_the_oracle(self, d, name):
         _, covariance, best = logistic_best(d, 0.5, diagonal=True)
         result = vi.minimise(
-            logistic(d, 0.5), standard("mean-field", d), method=METHODS[name], tolerance=1e-8, **LONG[name]
+            logistic(d, 0.5),
+            standard("mean-field", d),
+            method=METHODS[name],
+            tolerance=1e-8,
+            **LONG[name],
         )
         assert bool(result.converged)
         assert abs(float(result.elbo) - best) < 1e-5
         # The objective's own value is that of the oracle at the same Gaussian, every constant included.
         q = result.posterior
-        own = oracle.logistic_elbo(*logistic_data(d), 0.5, PRIOR_SCALE, np.asarray(q.loc), covariance_of(q))
+        own = oracle.logistic_elbo(
+            *logistic_data(d), 0.5, PRIOR_SCALE, np.asarray(q.loc), covariance_of(q)
+        )
         assert abs(float(result.elbo) - own) < 1e-6
-        np.testing.assert_allclose(covariance_of(result.posterior), covariance, atol=1e-4)
+        np.testing.assert_allclose(
+            covariance_of(result.posterior), covariance, atol=1e-4
+        )
 
     @pytest.mark.parametrize(("d", "n"), tiered([(2, 40), (8, 200)], unit=[(2, 40)]))
     def test_a_mean_field_q_finds_the_optimum_where_coordinates_correlate(self, d, n):
         f, covariance, best = correlated(d, n)
         found = vi.minimise(f, standard("mean-field", d))
         assert abs(float(found.elbo) - best) < 1e-5
-        np.testing.assert_allclose(covariance_of(found.posterior), covariance, atol=2e-3)
+        np.testing.assert_allclose(
+            covariance_of(found.posterior), covariance, atol=2e-3
+        )
         assert bool(found.converged)
         assert int(found.num_evaluations) < 40
 
@@ -365,7 +478,11 @@ class TestExact:
         f, *_ = correlated(8, 200)
         used = {
             dense: int(
-                vi.minimise(f, standard("mean-field", 8), method=vi.natural_gradient(dense=dense)).num_evaluations
+                vi.minimise(
+                    f,
+                    standard("mean-field", 8),
+                    method=vi.natural_gradient(dense=dense),
+                ).num_evaluations
             )
             for dense in (None, False)
         }
@@ -376,7 +493,9 @@ class TestExact:
         rng = np.random.default_rng(5)
         roots = [np.tril(rng.normal(size=(d, d))) + 2.0 * np.eye(d) for _ in range(2)]
         m, k = rng.normal(size=(2, d))
-        expected = oracle.wasserstein(m, roots[0] @ roots[0].T, k, roots[1] @ roots[1].T)
+        expected = oracle.wasserstein(
+            m, roots[0] @ roots[0].T, k, roots[1] @ roots[1].T
+        )
         q, p = FullRank(m, roots[0]), FullRank(k, roots[1])
         distance = jax.jit(vi.wasserstein)
         np.testing.assert_allclose(distance(q, p), expected, rtol=1e-8)
@@ -384,7 +503,11 @@ class TestExact:
         assert float(distance(q, q)) < 1e-7
 
     @settings(max_examples=25, deadline=None)
-    @given(seed=st.integers(0, 10_000), kind=st.sampled_from(sorted(FAMILIES)), spread=st.floats(0.1, 3.0))
+    @given(
+        seed=st.integers(0, 10_000),
+        kind=st.sampled_from(sorted(FAMILIES)),
+        spread=st.floats(0.1, 3.0),
+    )
     def test_the_gap_bound_holds_everywhere(self, seed, kind, spread):
         rng = np.random.default_rng(seed)
         best = logistic_best(2, 0.5, diagonal=kind == "mean-field")[2]
@@ -406,14 +529,20 @@ class TestExact:
         derivatives = quadratic(2.0 * np.eye(2), np.zeros(2), "full")
         found = jax.jit(lambda q: vi.gap_bound(q, derivatives(q), 2.0))(q)
         np.testing.assert_allclose(
-            found, oracle.kl(np.array([3.0, 1.0]), np.eye(2) / 2, np.zeros(2), np.eye(2) / 2)
+            found,
+            oracle.kl(np.array([3.0, 1.0]), np.eye(2) / 2, np.zeros(2), np.eye(2) / 2),
         )
 
     @pytest.mark.parametrize(
-        ("kind", "d"), tiered([("mean-field", 2), ("full", 2), ("full", 10)], unit=[("mean-field", 2)])
+        ("kind", "d"),
+        tiered(
+            [("mean-field", 2), ("full", 2), ("full", 10)], unit=[("mean-field", 2)]
+        ),
     )
     def test_the_stationarity_follows_the_gap(self, kind, d):
-        best = float(vi.minimise(logistic(d, 0.5), standard(kind, d), tolerance=1e-18).elbo)
+        best = float(
+            vi.minimise(logistic(d, 0.5), standard(kind, d), tolerance=1e-18).elbo
+        )
         trace = vi.minimise(logistic(d, 0.5), standard(kind, d), tolerance=1e-9).trace
         trace = jax.tree.map(np.asarray, trace)
         gap, found = best - trace.elbo, trace.stationarity
@@ -425,10 +554,15 @@ class TestExact:
     # With a full rank on two modes, below.
     @pytest.mark.parametrize(
         ("kind", "d", "name"),
-        tiered(itertools.product(FAMILIES, [2, 10], METHODS), unit=[("mean-field", 2, "natural")]),
+        tiered(
+            itertools.product(FAMILIES, [2, 10], METHODS),
+            unit=[("mean-field", 2, "natural")],
+        ),
     )
     def test_the_elbo_never_falls_at_an_accepted_step(self, kind, d, name):
-        trace = vi.minimise(logistic(d, 1.0), standard(kind, d, 5.0), method=METHODS[name]).trace
+        trace = vi.minimise(
+            logistic(d, 1.0), standard(kind, d, 5.0), method=METHODS[name]
+        ).trace
         accepted = np.asarray(trace.elbo)[np.asarray(trace.accepted)]
         assert np.all(np.diff(accepted) >= -1e-10 * np.abs(accepted[1:]))
 
@@ -442,14 +576,23 @@ class TestExact:
         prior = standard("full", 3, 1.0)
         for expectation, draws in (
             (nt.expectations.linearised(network, nt.expectations.squared()), False),
-            (nt.expectations.monte_carlo(lambda t, x, y: jnp.square(network(t, x) - y), num_particles=32), True),
+            (
+                nt.expectations.monte_carlo(
+                    lambda t, x, y: jnp.square(network(t, x) - y), num_particles=32
+                ),
+                True,
+            ),
         ):
             f = vi.objective(expectation, prior, x, y, alpha=2.0)
             start = FullRank(jnp.ones(3), 0.3 * jnp.eye(3))
-            result = vi.minimise(f, start, rng_key=key if draws else None, tolerance=1e-8)
+            result = vi.minimise(
+                f, start, rng_key=key if draws else None, tolerance=1e-8
+            )
             assert bool(result.converged)
             at = f(result.posterior, key if draws else None)
-            np.testing.assert_allclose(at.hessian @ covariance_of(result.posterior), np.eye(3), atol=1e-3)
+            np.testing.assert_allclose(
+                at.hessian @ covariance_of(result.posterior), np.eye(3), atol=1e-3
+            )
             np.testing.assert_allclose(at.grad, 0.0, atol=1e-2)
 
 
@@ -462,17 +605,25 @@ def _double_well(q, separation, _):
     m, v = q.loc, jnp.square(q.factor[0])
     fourth = m**4 + 6.0 * m**2 * v + 3.0 * v**2
     value = 0.25 * (fourth - 2.0 * separation * (m**2 + v) + separation**2)
-    return vi.Derivatives(value[0], m**3 + 3.0 * m * v - separation * m, (3.0 * (m**2 + v) - separation)[:, None])
+    return vi.Derivatives(
+        value[0],
+        m**3 + 3.0 * m * v - separation * m,
+        (3.0 * (m**2 + v) - separation)[:, None],
+    )
 
 
 def two_modes_by_quadrature(kind, separation):
-    return vi.objective(_two_modes_by_quadrature(), standard(kind, 1, 10.0), np.ones(1), separation)
+    return vi.objective(
+        _two_modes_by_quadrature(), standard(kind, 1, 10.0), np.ones(1), separation
+    )
 
 
 @functools.cache
 def _two_modes_by_quadrature():
     def loss(u, centre):
-        return -jnp.logaddexp(-0.5 * jnp.square(u - centre), -0.5 * jnp.square(u + centre))
+        return -jnp.logaddexp(
+            -0.5 * jnp.square(u - centre), -0.5 * jnp.square(u + centre)
+        )
 
     return nt.expectations.gauss_hermite(loss, num_nodes=40)
 
@@ -488,7 +639,9 @@ class TestTargetsThatAreNotLogConcave:
             pytest.param(
                 list(
                     itertools.product(
-                        FAMILIES, ["natural", "natural, whole steps", "whitened"], [two_modes_by_quadrature]
+                        FAMILIES,
+                        ["natural", "natural, whole steps", "whitened"],
+                        [two_modes_by_quadrature],
                     )
                 ),
                 marks=pytest.mark.full,
@@ -497,11 +650,18 @@ class TestTargetsThatAreNotLogConcave:
         ids=["one", "all"],
     )
     @settings(max_examples=20, deadline=None)
-    @given(separation=st.floats(0.5, 8.0), at=st.floats(-6.0, 6.0), scale=st.floats(0.05, 5.0), data=st.data())
+    @given(
+        separation=st.floats(0.5, 8.0),
+        at=st.floats(-6.0, 6.0),
+        scale=st.floats(0.05, 5.0),
+        data=st.data(),
+    )
     def test_two_modes(self, cases, separation, at, scale, data):
         kind, name, target = data.draw(st.sampled_from(cases))
         start = standard(kind, 1, scale)._replace(loc=np.full(1, at))
-        result = vi.minimise(target(kind, separation), start, method=METHODS[name], max_evaluations=120)
+        result = vi.minimise(
+            target(kind, separation), start, method=METHODS[name], max_evaluations=120
+        )
         q = result.posterior
         spread = float(np.ravel(q.scale if kind == "mean-field" else q.factor)[0])
         assert np.isfinite(float(q.loc[0]))
@@ -522,7 +682,9 @@ class TestTargetsThatAreNotLogConcave:
         assert not bool(result.converged)
         assert result.reason == REASONS[3]
         assert float(result.posterior.factor[0, 0]) == 0.5
-        mended = vi.minimise(f, start, method=vi.natural_gradient(1.0), max_evaluations=120)
+        mended = vi.minimise(
+            f, start, method=vi.natural_gradient(1.0), max_evaluations=120
+        )
         assert float(mended.elbo) > float(result.elbo)
         assert np.isfinite(float(mended.elbo))
         # The trials that led to no Gaussian are counted and recorded.
@@ -535,12 +697,17 @@ class TestTargetsThatAreNotLogConcave:
     def test_without_backtracking_an_indefinite_precision_ends_the_run(self):
         f = vi.objective(_two_modes(), standard("full", 1, 10.0), np.full(1, 6.0))
         method = vi.natural_gradient(1.0, backtrack=False)
-        result = vi.minimise(f, standard("full", 1, 0.5), method=method, rng_key=jax.random.key(1))
+        result = vi.minimise(
+            f, standard("full", 1, 0.5), method=method, rng_key=jax.random.key(1)
+        )
         assert not bool(result.converged)
         assert result.reason == REASONS[3]
         assert float(result.posterior.factor[0, 0]) == 0.5
         mended = vi.minimise(
-            f, standard("full", 1, 0.5), method=vi.natural_gradient(1.0), rng_key=jax.random.key(1)
+            f,
+            standard("full", 1, 0.5),
+            method=vi.natural_gradient(1.0),
+            rng_key=jax.random.key(1),
         )
         assert float(mended.elbo) > float(result.elbo)
         assert np.isfinite(float(mended.elbo))
@@ -552,17 +719,25 @@ class TestTargetsThatAreNotLogConcave:
         f = vi.objective(LOGISTIC, standard("full", 2, 30.0), x, y)
         for start in (0.05, 1.0, 30.0):
             for name in ("natural", "natural, whole steps", "whitened"):
-                result = vi.minimise(f, standard("full", 2, start), method=METHODS[name], tolerance=1e-4)
+                result = vi.minimise(
+                    f, standard("full", 2, start), method=METHODS[name], tolerance=1e-4
+                )
                 assert bool(result.converged), (start, name)
 
 
 def test_a_loss_by_draws_is_drawn_by_the_key_of_the_objective(key, x64):
-    prior, q, at = standard("full", 2, 3.0), standard("full", 2, 0.5), np.array([1.0, -1.0])
+    prior, q, at = (
+        standard("full", 2, 3.0),
+        standard("full", 2, 0.5),
+        np.array([1.0, -1.0]),
+    )
     f = vi.objective(_two_modes(), prior, at, alpha=0.5)
     assert f.needs_key
     ours, loss = f(q, key), _two_modes().evaluate(q, at, rng_key=key)
     # The rest is minus the log density of the prior, averaged over q.
-    expected = 0.5 * np.array(loss.expected) + np.log(2 * np.pi * 9.0) + 0.5 * 2 * 0.5**2 / 9.0
+    expected = (
+        0.5 * np.array(loss.expected) + np.log(2 * np.pi * 9.0) + 0.5 * 2 * 0.5**2 / 9.0
+    )
     np.testing.assert_allclose(ours.value, expected, rtol=1e-10)
     np.testing.assert_allclose(ours.grad, 0.5 * loss.grad_loc, rtol=1e-10, atol=1e-12)
 
@@ -571,7 +746,9 @@ def test_a_loss_by_draws_is_drawn_by_the_key_of_the_objective(key, x64):
 def _two_modes():
     def loss(theta, centre):
         modes = jnp.stack([centre, -centre])
-        return -jax.scipy.special.logsumexp(-0.5 * jnp.sum(jnp.square(theta[None, :] - modes), axis=-1))
+        return -jax.scipy.special.logsumexp(
+            -0.5 * jnp.sum(jnp.square(theta[None, :] - modes), axis=-1)
+        )
 
     return nt.expectations.monte_carlo(loss, num_particles=64, antithetic=True)
 
@@ -589,14 +766,19 @@ def fit_precision(precision):
 
 def _scaled_quadratic(q, precision, _):
     value = 0.5 * precision * jnp.sum(jnp.square(q.loc - 1.0) + jnp.square(q.scale))
-    return vi.Derivatives(value, precision * (q.loc - 1.0), jnp.full_like(q.loc, precision))
+    return vi.Derivatives(
+        value, precision * (q.loc - 1.0), jnp.full_like(q.loc, precision)
+    )
 
 
 @pytest.mark.parametrize(
     ("fit", "outer"),
     [
         (fit_precision, jax.jit),
-        *(pytest.param(fit_alpha, outer, marks=pytest.mark.full) for outer in (jax.jit, lambda run: run)),
+        *(
+            pytest.param(fit_alpha, outer, marks=pytest.mark.full)
+            for outer in (jax.jit, lambda run: run)
+        ),
     ],
     ids=["cheap", "jit", "eager"],
 )
@@ -606,13 +788,20 @@ def test_vmap_over_alphas_is_the_loop(x64, fit, outer):
     for i, alpha in enumerate(alphas):
         alone = fit(alpha)
         np.testing.assert_allclose(together.elbo[i], alone.elbo, rtol=1e-12)
-        np.testing.assert_allclose(together.posterior[1][i], alone.posterior[1], rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(
+            together.posterior[1][i], alone.posterior[1], rtol=1e-8, atol=1e-10
+        )
         assert int(together.num_evaluations[i]) == int(alone.num_evaluations)
 
 
 def test_a_run_that_is_cut_short_says_so():
     f = vi.Objective(_scaled_quadratic, np.float32(0.8), exact=True, shared=True)
-    result = vi.minimise(f, standard("mean-field", 1, 2.0), method=vi.forward_backward(0.1), max_evaluations=2)
+    result = vi.minimise(
+        f,
+        standard("mean-field", 1, 2.0),
+        method=vi.forward_backward(0.1),
+        max_evaluations=2,
+    )
     assert int(result.num_evaluations) == 2
     assert not bool(result.converged)
     assert result.reason == "the evaluations were used up"
@@ -629,7 +818,9 @@ def test_float32_stays_float32():
 
 @pytest.mark.full
 def test_jit_of_an_alpha_is_the_loop(x64):
-    np.testing.assert_allclose(jax.jit(fit_alpha)(0.5).elbo, fit_alpha(0.5).elbo, rtol=1e-12)
+    np.testing.assert_allclose(
+        jax.jit(fit_alpha)(0.5).elbo, fit_alpha(0.5).elbo, rtol=1e-12
+    )
 
 
 @pytest.mark.full
@@ -655,13 +846,20 @@ def test_the_same_program_serves_other_data(x64):
 def test_no_silent_promotion(strict):
     for kind in FAMILIES:
         for method in METHODS.values():
-            vi.minimise(logistic(2, 0.5), standard(kind, 2), method=method, max_evaluations=3)
+            vi.minimise(
+                logistic(2, 0.5), standard(kind, 2), method=method, max_evaluations=3
+            )
 
 
 @pytest.mark.full
 def test_infinite_trials_are_counted_and_recorded():
     f = vi.objective(_two_modes(), standard("full", 1, 10.0), np.full(1, 6.0))
-    result = vi.minimise(f, standard("full", 1, 0.5), method=vi.natural_gradient(1.0), rng_key=jax.random.key(1))
+    result = vi.minimise(
+        f,
+        standard("full", 1, 0.5),
+        method=vi.natural_gradient(1.0),
+        rng_key=jax.random.key(1),
+    )
     used = int(result.num_evaluations)
     assert np.any(np.isneginf(result.trace.elbo[:used]))
     assert not np.any(np.isnan(result.trace.elbo[:used]))
@@ -674,33 +872,72 @@ def test_infinite_trials_are_counted_and_recorded():
         (lambda: vi.natural_gradient(0.0), ValueError, "damping"),
         (lambda: vi.natural_gradient(1.5), ValueError, "damping"),
         (lambda: vi.forward_backward(-1.0), ValueError, "step_size"),
-        (lambda: vi.minimise(logistic(2, 1.0), jnp.zeros(2)), TypeError, "MeanField or FullRank"),
         (
-            lambda: vi.minimise(logistic(2, 1.0), standard("full", 2), method="natural"),
+            lambda: vi.minimise(logistic(2, 1.0), jnp.zeros(2)),
+            TypeError,
+            "MeanField or FullRank",
+        ),
+        (
+            lambda: vi.minimise(
+                logistic(2, 1.0), standard("full", 2), method="natural"
+            ),
             TypeError,
             r"^method must be.*natural_gradient",
         ),
-        (lambda: vi.minimise(logistic(2, 1.0), standard("full", 2), max_evaluations=0), ValueError, "max_eval"),
-        (lambda: vi.minimise(logistic(2, 1.0), standard("full", 2), tolerance=0.0), ValueError, "tolerance"),
-        (lambda: vi.minimise(logistic(2, 1.0), MeanField(np.zeros(2), -np.ones(2))), ValueError, "positive"),
-        (lambda: vi.minimise(logistic(2, 1.0), standard("full", 3)), ValueError, r"\(3,\)"),
+        (
+            lambda: vi.minimise(
+                logistic(2, 1.0), standard("full", 2), max_evaluations=0
+            ),
+            ValueError,
+            "max_eval",
+        ),
+        (
+            lambda: vi.minimise(logistic(2, 1.0), standard("full", 2), tolerance=0.0),
+            ValueError,
+            "tolerance",
+        ),
+        (
+            lambda: vi.minimise(logistic(2, 1.0), MeanField(np.zeros(2), -np.ones(2))),
+            ValueError,
+            "positive",
+        ),
+        (
+            lambda: vi.minimise(logistic(2, 1.0), standard("full", 3)),
+            ValueError,
+            r"\(3,\)",
+        ),
         (lambda: logistic(2, -1.0), ValueError, "alpha"),
         (lambda: logistic(2, float("nan")), ValueError, "alpha"),
         (
-            lambda: vi.objective(nt.expectations.gauss_hermite(predictor="eta"), standard("full", 2)),
+            lambda: vi.objective(
+                nt.expectations.gauss_hermite(predictor="eta"), standard("full", 2)
+            ),
             TypeError,
             r"bare loss.*takes a model",
         ),
-        (lambda: vi.objective(LOGISTIC, jnp.zeros(2)), TypeError, "prior must be a MeanField or FullRank"),
+        (
+            lambda: vi.objective(LOGISTIC, jnp.zeros(2)),
+            TypeError,
+            "prior must be a MeanField or FullRank",
+        ),
         (
             lambda: vi.minimise(
-                vi.objective(_two_modes(), standard("mean-field", 1), np.ones(1)), standard("mean-field", 1)
+                vi.objective(_two_modes(), standard("mean-field", 1), np.ones(1)),
+                standard("mean-field", 1),
             ),
             ValueError,
             "rng_key",
         ),
-        (lambda: vi.wasserstein(standard("full", 2), standard("mean-field", 2)), TypeError, "one family"),
-        (lambda: vi.flow(logistic(2, 1.0), standard("full", 2), 1.0), ValueError, "times"),
+        (
+            lambda: vi.wasserstein(standard("full", 2), standard("mean-field", 2)),
+            TypeError,
+            "one family",
+        ),
+        (
+            lambda: vi.flow(logistic(2, 1.0), standard("full", 2), 1.0),
+            ValueError,
+            "times",
+        ),
         (
             lambda: vi.gap_bound(
                 jax.tree.map(jnp.asarray, standard("full", 2)),
@@ -713,7 +950,10 @@ def test_infinite_trials_are_counted_and_recorded():
         (
             lambda: vi.minimise(
                 vi.objective(
-                    LOGISTIC, standard("mean-field", 2), logistic_data(2)[0] * [1.0, np.nan], logistic_data(2)[1]
+                    LOGISTIC,
+                    standard("mean-field", 2),
+                    logistic_data(2)[0] * [1.0, np.nan],
+                    logistic_data(2)[1],
                 ),
                 standard("mean-field", 2),
             ),

@@ -12,7 +12,10 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from scipy import integrate, optimize, stats
 
 import numpyro_tempered as nt
-from numpyro_tempered.gaussian.descent.laplace_prior import LaplaceTerm, derivatives_of_laplace
+from numpyro_tempered.gaussian.descent.laplace_prior import (
+    LaplaceTerm,
+    derivatives_of_laplace,
+)
 
 KEY = jax.random.key(0)
 rng = np.random.default_rng(4)
@@ -23,7 +26,9 @@ LOC, B, NOISE = np.array([0.0, 0.0, 0.1]), np.array([0.1, 0.02, 0.02]), 0.5
 
 
 def lasso(x, y):
-    theta = numpyro.sample("theta", dist.Laplace(jnp.asarray(LOC), jnp.asarray(B)).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Laplace(jnp.asarray(LOC), jnp.asarray(B)).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ theta)
     numpyro.sample("y", dist.Normal(eta, NOISE), obs=y)
 
@@ -38,8 +43,15 @@ def elbo(m, root):
     covariance = root @ root.T
     error = np.sum((Y - X @ m) ** 2) + np.trace(X @ covariance @ X.T)
     log_lik = -0.5 * error / NOISE**2 - 40 * np.log(NOISE * np.sqrt(2 * np.pi))
-    prior = -np.sum(absolute_mean(m, np.sqrt(np.diag(covariance)), LOC) / B + np.log(2.0 * B))
-    return log_lik + prior + np.sum(np.log(np.diag(root))) + 1.5 * np.log(2.0 * np.pi * np.e)
+    prior = -np.sum(
+        absolute_mean(m, np.sqrt(np.diag(covariance)), LOC) / B + np.log(2.0 * B)
+    )
+    return (
+        log_lik
+        + prior
+        + np.sum(np.log(np.diag(root)))
+        + 1.5 * np.log(2.0 * np.pi * np.e)
+    )
 
 
 LOWER = np.tril_indices(3, -1)
@@ -54,7 +66,9 @@ def unpack(z):
 @pytest.mark.parametrize("diagonal", [True, False])
 def test_expectation_and_derivatives_are_those_of_quadrature(diagonal, x64):
     m, s = np.array([0.05, -1.0, 0.1]), np.array([0.3, 0.2, 1e-3])
-    term = LaplaceTerm(*(jnp.asarray(leaf) for leaf in (LOC, 1.0 / B, np.sum(np.log(2.0 * B)))))
+    term = LaplaceTerm(
+        *(jnp.asarray(leaf) for leaf in (LOC, 1.0 / B, np.sum(np.log(2.0 * B))))
+    )
     q = nt.families.MeanField(jnp.asarray(m), jnp.asarray(s))
     if not diagonal:
         q = nt.families.FullRank(q.loc, jnp.diag(q.scale))
@@ -62,19 +76,28 @@ def test_expectation_and_derivatives_are_those_of_quadrature(diagonal, x64):
 
     def of(j, loc):
         def integrand(t):
-            return -stats.laplace.logpdf(loc + s[j] * t, LOC[j], B[j]) * stats.norm.pdf(t)
+            return -stats.laplace.logpdf(loc + s[j] * t, LOC[j], B[j]) * stats.norm.pdf(
+                t
+            )
 
         kink = (LOC[j] - loc) / s[j]
         pieces = [-12.0, *([kink] if abs(kink) < 12.0 else []), 12.0]
-        return sum(integrate.quad(integrand, a, b, epsabs=1e-13)[0] for a, b in itertools.pairwise(pieces))
+        return sum(
+            integrate.quad(integrand, a, b, epsabs=1e-13)[0]
+            for a, b in itertools.pairwise(pieces)
+        )
 
-    assert float(at.value) == pytest.approx(sum(of(j, m[j]) for j in range(3)), rel=1e-9)
+    assert float(at.value) == pytest.approx(
+        sum(of(j, m[j]) for j in range(3)), rel=1e-9
+    )
     for j in range(2):
         step = 1e-3 * s[j]
         up, mid, down = (of(j, m[j] + d) for d in (step, 0.0, -step))
         assert float(at.grad[j]) == pytest.approx((up - down) / (2 * step), rel=1e-5)
         hessian = at.hessian if diagonal else jnp.diagonal(at.hessian)
-        assert float(hessian[j]) == pytest.approx((up - 2 * mid + down) / step**2, rel=1e-4, abs=1e-4)
+        assert float(hessian[j]) == pytest.approx(
+            (up - 2 * mid + down) / step**2, rel=1e-4, abs=1e-4
+        )
 
 
 @pytest.mark.parametrize(
@@ -87,19 +110,31 @@ def test_expectation_and_derivatives_are_those_of_quadrature(diagonal, x64):
 )
 def test_a_lasso_ends_at_the_optimum(guide, named, x64):
     expectation = nt.expectations.gauss_hermite(predictor="eta") if named else None
-    fit = nt.fit_gaussian(KEY, lasso, guide, jnp.asarray(X), jnp.asarray(Y), expectation=expectation)
+    fit = nt.fit_gaussian(
+        KEY, lasso, guide, jnp.asarray(X), jnp.asarray(Y), expectation=expectation
+    )
     size = 6 if guide is AutoNormal else 9
     start = np.zeros(9)
     start[3:6] = -2.0
-    best = optimize.minimize(lambda z: -elbo(*unpack(np.append(z, np.zeros(9 - size)))), start[:size], tol=1e-12)
+    best = optimize.minimize(
+        lambda z: -elbo(*unpack(np.append(z, np.zeros(9 - size)))),
+        start[:size],
+        tol=1e-12,
+    )
     assert fit.converged
-    assert not np.isfinite(float(fit.convergence.gap_bound))  # which is for Gaussian priors
+    assert not np.isfinite(
+        float(fit.convergence.gap_bound)
+    )  # which is for Gaussian priors
     if named:
         assert float(fit.convergence.elbo) == pytest.approx(-best.fun, abs=1e-5)
     else:
         assert abs(fit.elbo.value + best.fun) < 4.0 * fit.elbo.se + 0.05
     want, root = unpack(np.append(best.x, np.zeros(9 - size)))
-    names = ("theta_auto_loc", "theta_auto_scale") if guide is AutoNormal else ("auto_loc", "auto_scale_tril")
+    names = (
+        ("theta_auto_loc", "theta_auto_scale")
+        if guide is AutoNormal
+        else ("auto_loc", "auto_scale_tril")
+    )
     if named:
         np.testing.assert_allclose(fit.params[names[0]], want, atol=1e-4)
         spread = np.asarray(fit.params[names[1]])
@@ -119,10 +154,17 @@ def test_other_kinks_are_refused_by_draws():
 
     def medians(y):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", dist.Laplace(numpyro.deterministic("eta", theta + jnp.zeros(len(y))), 1.0), obs=y)
+        numpyro.sample(
+            "y",
+            dist.Laplace(numpyro.deterministic("eta", theta + jnp.zeros(len(y))), 1.0),
+            obs=y,
+        )
 
     y = jnp.asarray(Y[:5])
-    with pytest.raises(ValueError, match=r"site 'theta' is Laplace, whose log-density has a kink.* fixed"):
+    with pytest.raises(
+        ValueError,
+        match=r"site 'theta' is Laplace, whose log-density has a kink.* fixed",
+    ):
         nt.fit_gaussian(KEY, hierarchy, AutoNormal, y)
     with pytest.raises(ValueError, match=r"site 'y' is Laplace.*name its predictor"):
         nt.fit_gaussian(KEY, medians, AutoNormal, y)

@@ -41,7 +41,9 @@ def linear(x, y):
 def grouped(groups):
     def model(x, y):
         eta = predictor(x)
-        sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 1.0).expand([groups.max() + 1]).to_event(1))
+        sigma = numpyro.sample(
+            "sigma", dist.LogNormal(0.0, 1.0).expand([groups.max() + 1]).to_event(1)
+        )
         numpyro.sample("y", dist.Normal(eta, sigma[groups]), obs=y)
 
     return model
@@ -62,7 +64,10 @@ def latents_of(**sizes):
 
     def unpack(flat):
         parts = jnp.split(flat, stops[:-1])
-        return {n: p if n == "beta" or s > 1 else p[0] for (n, s), p in zip(sizes.items(), parts, strict=True)}
+        return {
+            n: p if n == "beta" or s > 1 else p[0]
+            for (n, s), p in zip(sizes.items(), parts, strict=True)
+        }
 
     return Latents(tuple(sizes), unpack)
 
@@ -78,7 +83,9 @@ def objective(model, q, *args, **sizes):
     args = tuple(map(jnp.asarray, args))
     tempered = nt.temper(model, alpha=ALPHA)
     with_sizes = latents_of(**sizes)
-    return model_objective(tempered, with_sizes, q, args, {}, expectation=ETA, num_draws=1000).objective
+    return model_objective(
+        tempered, with_sizes, q, args, {}, expectation=ETA, num_draws=1000
+    ).objective
 
 
 def joint(m, covariance, i, s):
@@ -105,7 +112,9 @@ def normal_loss(m, covariance, groups):
 def normal_energy(m, covariance, groups):
     """E_q[f] of ``linear`` and ``grouped``: a lognormal scale is a normal log-scale."""
     precision = np.concatenate([np.full(2, 0.25), np.ones(len(m) - 2)])
-    prior = 0.5 * jnp.sum(precision * (m**2 + jnp.diag(covariance)) - jnp.log(precision / (2.0 * np.pi)))
+    prior = 0.5 * jnp.sum(
+        precision * (m**2 + jnp.diag(covariance)) - jnp.log(precision / (2.0 * np.pi))
+    )
     return ALPHA * normal_loss(m, covariance, groups) + prior
 
 
@@ -117,17 +126,28 @@ def random_q(d, width=0.3):
 
 def assert_derivatives(found, energy, m, covariance, *, diagonal, rtol):
     """``found`` against a function of mean and covariance, by automatic differentiation."""
-    covariance = jnp.diag(jnp.diag(jnp.asarray(covariance))) if diagonal else jnp.asarray(covariance)
-    value, (grad, in_covariance) = jax.value_and_grad(energy, argnums=(0, 1))(jnp.asarray(m), covariance)
+    covariance = (
+        jnp.diag(jnp.diag(jnp.asarray(covariance)))
+        if diagonal
+        else jnp.asarray(covariance)
+    )
+    value, (grad, in_covariance) = jax.value_and_grad(energy, argnums=(0, 1))(
+        jnp.asarray(m), covariance
+    )
     hessian = in_covariance + in_covariance.T
     np.testing.assert_allclose(found.value, value, rtol=rtol)
     np.testing.assert_allclose(found.grad, grad, rtol=rtol, atol=10 * rtol)
     np.testing.assert_allclose(
-        found.hessian, jnp.diag(hessian) if diagonal else hessian, rtol=rtol, atol=10 * rtol
+        found.hessian,
+        jnp.diag(hessian) if diagonal else hessian,
+        rtol=rtol,
+        atol=10 * rtol,
     )
 
 
-@pytest.mark.parametrize("diagonal", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "diagonal", [False, pytest.param(True, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("num_groups", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_latent_scale_is_the_closed_form_by_tilting(num_groups, diagonal, x64):
     groups = GROUPS % num_groups
@@ -145,7 +165,9 @@ def test_a_latent_scale_is_the_closed_form_by_tilting(num_groups, diagonal, x64)
 def test_a_latent_scale_leaves_no_bound_on_the_gap(x64):
     """All priors are Gaussian, and the loss is not convex in the scale."""
     m, covariance = random_q(3)
-    f = objective(linear, gaussian(m, covariance, diagonal=False), X, Y, beta=2, sigma=1)
+    f = objective(
+        linear, gaussian(m, covariance, diagonal=False), X, Y, beta=2, sigma=1
+    )
     assert f.exact
     assert f.precision is None
 
@@ -183,17 +205,25 @@ def optimum(energy, d):
 
     def free(z):
         m, root = split(z)
-        return energy(m, root @ root.T) - jnp.sum(z[d : 2 * d]) - 0.5 * d * np.log(2.0 * np.pi * np.e)
+        return (
+            energy(m, root @ root.T)
+            - jnp.sum(z[d : 2 * d])
+            - 0.5 * d * np.log(2.0 * np.pi * np.e)
+        )
 
     start = np.concatenate([np.zeros(d), np.full(d, -1.0), np.zeros(len(lower[0]))])
-    best = optimize.minimize(jax.jit(jax.value_and_grad(free)), start, jac=True, options={"gtol": 1e-9})
+    best = optimize.minimize(
+        jax.jit(jax.value_and_grad(free)), start, jac=True, options={"gtol": 1e-9}
+    )
     m, root = split(jnp.asarray(best.x))
     return -best.fun, m, root @ root.T
 
 
 @pytest.mark.full
 def test_the_fit_of_a_regression_with_a_latent_scale_is_the_optimum(x64):
-    fit = nt.fit_gaussian(KEY, linear, AutoMultivariateNormal, X, Y, alpha=ALPHA, expectation=ETA)
+    fit = nt.fit_gaussian(
+        KEY, linear, AutoMultivariateNormal, X, Y, alpha=ALPHA, expectation=ETA
+    )
     elbo, m, covariance = optimum(lambda *q: normal_energy(*q, np.zeros(N, int)), 3)
     assert bool(fit.convergence.converged)
     assert fit.elbo.se == 0.0
@@ -201,7 +231,9 @@ def test_the_fit_of_a_regression_with_a_latent_scale_is_the_optimum(x64):
     assert fit.elbo.value == pytest.approx(elbo, abs=2e-6)
     q = fit.convergence.posterior
     np.testing.assert_allclose(q.loc, m, atol=1e-3)
-    np.testing.assert_allclose(q.scale_tril @ q.scale_tril.T, covariance, rtol=0.02, atol=1e-4)
+    np.testing.assert_allclose(
+        q.scale_tril @ q.scale_tril.T, covariance, rtol=0.02, atol=1e-4
+    )
     # The parts of the ELBO: the untempered likelihood, and the divergence to a Gaussian prior.
     log_lik = -normal_loss(q.loc, q.scale_tril @ q.scale_tril.T, np.zeros(N, int))
     assert fit.elbo.expected_log_lik == pytest.approx(float(log_lik), rel=1e-8)
@@ -215,8 +247,13 @@ def absolute_loss(m, covariance):
     for i in range(N):
         mean, variance, cross, s0, s_variance = joint(m, covariance, i, 2)
         s = s0 + np.sqrt(s_variance) * z
-        mu, sd = mean + cross / np.sqrt(s_variance) * z, np.sqrt(variance - cross**2 / s_variance)
-        size = mu * (2.0 * stats.norm.cdf(mu / sd) - 1.0) + 2.0 * sd * stats.norm.pdf(mu / sd)
+        mu, sd = (
+            mean + cross / np.sqrt(s_variance) * z,
+            np.sqrt(variance - cross**2 / s_variance),
+        )
+        size = mu * (2.0 * stats.norm.cdf(mu / sd) - 1.0) + 2.0 * sd * stats.norm.pdf(
+            mu / sd
+        )
         total += np.sum(weights * (np.exp(-s) * size + s)) + np.log(2.0)
     return total
 
@@ -231,30 +268,47 @@ def test_a_laplace_likelihood_with_a_latent_scale_by_kink_and_quadrature(x64):
     precision = np.array([0.25, 0.25, 1.0])
 
     def energy(m, covariance):
-        prior = 0.5 * np.sum(precision * (m**2 + np.diag(covariance)) - np.log(precision / (2.0 * np.pi)))
+        prior = 0.5 * np.sum(
+            precision * (m**2 + np.diag(covariance)) - np.log(precision / (2.0 * np.pi))
+        )
         return ALPHA * absolute_loss(m, covariance) + prior
 
     assert float(found.value) == pytest.approx(energy(m, covariance), rel=1e-9)
     step, eye = 1e-5, np.eye(3)
     for j in range(3):
-        slope = (energy(m + step * eye[j], covariance) - energy(m - step * eye[j], covariance)) / (2 * step)
+        slope = (
+            energy(m + step * eye[j], covariance)
+            - energy(m - step * eye[j], covariance)
+        ) / (2 * step)
         assert float(found.grad[j]) == pytest.approx(slope, rel=1e-6, abs=1e-6)
     for j, k in itertools.combinations_with_replacement(range(3), 2):
         move = step * (np.outer(eye[j], eye[k]) + np.outer(eye[k], eye[j])) / 2.0
-        slope = (energy(m, covariance + move) - energy(m, covariance - move)) / (2 * step)
-        assert 0.5 * float(found.hessian[j, k]) == pytest.approx(slope, rel=1e-5, abs=1e-5)
+        slope = (energy(m, covariance + move) - energy(m, covariance - move)) / (
+            2 * step
+        )
+        assert 0.5 * float(found.hessian[j, k]) == pytest.approx(
+            slope, rel=1e-5, abs=1e-5
+        )
 
 
 @pytest.mark.full
 def test_a_laplace_likelihood_is_exact_and_certified(x64):
-    fit = nt.fit_gaussian(KEY, median, AutoMultivariateNormal, X, Y, alpha=ALPHA, expectation=ETA)
+    fit = nt.fit_gaussian(
+        KEY, median, AutoMultivariateNormal, X, Y, alpha=ALPHA, expectation=ETA
+    )
     q, found = fit.convergence.posterior, fit.convergence
     covariance = np.asarray(q.scale_tril @ q.scale_tril.T)
-    mean, sd = Y - X @ np.asarray(q.loc), np.sqrt(np.einsum("ij,jk,ik->i", X, covariance, X))
+    mean, sd = (
+        Y - X @ np.asarray(q.loc),
+        np.sqrt(np.einsum("ij,jk,ik->i", X, covariance, X)),
+    )
     by_scipy = [
-        integrate.quad(lambda u, m=m, s=s: abs(u) * stats.norm.pdf(u, m, s), m - 9 * s, m + 9 * s, points=[0.0])[
-            0
-        ]
+        integrate.quad(
+            lambda u, m=m, s=s: abs(u) * stats.norm.pdf(u, m, s),
+            m - 9 * s,
+            m + 9 * s,
+            points=[0.0],
+        )[0]
         for m, s in zip(mean, sd, strict=True)
     ]
     expected = -np.sum(by_scipy) / 0.6 - N * np.log(1.2)
@@ -262,21 +316,34 @@ def test_a_laplace_likelihood_is_exact_and_certified(x64):
     assert bool(found.converged)
     assert fit.elbo.expected_log_lik == pytest.approx(expected, rel=1e-7)
     # Stationary by the oracle's curvature at the residuals.
-    curvature = ALPHA * X.T @ (X * (2.0 * stats.norm.pdf(mean / sd) / sd / 0.6)[:, None]) + 0.25 * np.eye(2)
+    curvature = ALPHA * X.T @ (
+        X * (2.0 * stats.norm.pdf(mean / sd) / sd / 0.6)[:, None]
+    ) + 0.25 * np.eye(2)
     np.testing.assert_allclose(np.linalg.inv(covariance), curvature, rtol=1e-2)
     assert 0.0 <= float(found.gap_bound) < 1e-4
 
 
 def test_derivatives_of_a_likelihood_with_a_kink_are_those_of_its_power(x64):
-    online = nt.OnlineVI(nt.temper(median, alpha=ALPHA), nt.guides.AutoOnlineMultivariateNormal, expectation=ETA)
+    online = nt.OnlineVI(
+        nt.temper(median, alpha=ALPHA),
+        nt.guides.AutoOnlineMultivariateNormal,
+        expectation=ETA,
+    )
     loss, _ = nt.bare_loss(KEY, online, X, Y)
     m, covariance = random_q(2)
     found = jax.jit(loss.evaluate)(gaussian(m, covariance, diagonal=False), X, Y)
     mean, sd = X @ m - Y, np.sqrt(np.einsum("ij,jk,ik->i", X, covariance, X))
-    size = mean * (2.0 * stats.norm.cdf(mean / sd) - 1.0) + 2.0 * sd * stats.norm.pdf(mean / sd)
-    slope, curvature = 2.0 * stats.norm.cdf(mean / sd) - 1.0, 2.0 * stats.norm.pdf(mean / sd) / sd
+    size = mean * (2.0 * stats.norm.cdf(mean / sd) - 1.0) + 2.0 * sd * stats.norm.pdf(
+        mean / sd
+    )
+    slope, curvature = (
+        2.0 * stats.norm.cdf(mean / sd) - 1.0,
+        2.0 * stats.norm.pdf(mean / sd) / sd,
+    )
     value = np.sum(size) / 0.6 + N * np.log(1.2)
-    np.testing.assert_allclose((found.expected, found.objective), (value, ALPHA * value), rtol=1e-10)
+    np.testing.assert_allclose(
+        (found.expected, found.objective), (value, ALPHA * value), rtol=1e-10
+    )
     np.testing.assert_allclose(found.grad_loc, ALPHA * X.T @ slope / 0.6, rtol=1e-7)
     rows = found.grad_var
     expected = 0.5 * ALPHA * (X.T * curvature) @ X / 0.6
@@ -293,12 +360,22 @@ def quantile(x, y):
 
 def mixed(x, y):
     wide_and_narrow = dist.Laplace(predictor(x)[:, None], jnp.array([0.3, 2.0]))
-    numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(jnp.array([0.8, 0.2])), wide_and_narrow), obs=y)
+    numpyro.sample(
+        "y",
+        dist.MixtureSameFamily(
+            dist.Categorical(jnp.array([0.8, 0.2])), wide_and_narrow
+        ),
+        obs=y,
+    )
 
 
 def logarithmic(x, y):
     laplace = dist.Laplace(predictor(x), 0.6)
-    numpyro.sample("y", dist.TransformedDistribution(laplace, dist.transforms.ExpTransform()), obs=jnp.exp(y))
+    numpyro.sample(
+        "y",
+        dist.TransformedDistribution(laplace, dist.transforms.ExpTransform()),
+        obs=jnp.exp(y),
+    )
 
 
 @pytest.mark.full
@@ -324,7 +401,11 @@ def test_what_is_made_of_a_density_with_a_kink_is_not_exact(model, x64):
 
 def offset(x, y):
     eta = predictor(x)
-    numpyro.sample("y", dist.Laplace(eta + numpyro.sample("delta", dist.Normal(0.0, 1.0)), 0.6), obs=y)
+    numpyro.sample(
+        "y",
+        dist.Laplace(eta + numpyro.sample("delta", dist.Normal(0.0, 1.0)), 0.6),
+        obs=y,
+    )
 
 
 def test_a_kink_that_is_not_at_the_predictor_is_not_called_exact(x64):
@@ -344,7 +425,9 @@ def test_a_kink_that_is_not_at_the_predictor_is_not_called_exact(x64):
 
 def scalars(every):
     """Priors of scalars in shapes that models give them."""
-    numpyro.sample("half", dist.HalfNormal(jnp.array([[1.0], [3.0]])).expand([2, 3]).to_event(1))
+    numpyro.sample(
+        "half", dist.HalfNormal(jnp.array([[1.0], [3.0]])).expand([2, 3]).to_event(1)
+    )
     numpyro.sample("bounded", dist.Uniform(-1.0, 4.0))
     if every:
         numpyro.sample("cauchy", dist.HalfCauchy(2.0))
@@ -365,7 +448,11 @@ def on_exp(density):
 
 
 def on_interval(density, low=0.0, high=1.0):
-    return lambda u: density(low + (high - low) * special.expit(u)) + np.log(high - low) + logistic_jacobian(u)
+    return lambda u: (
+        density(low + (high - low) * special.expit(u))
+        + np.log(high - low)
+        + logistic_jacobian(u)
+    )
 
 
 def logistic_jacobian(u):
@@ -374,7 +461,9 @@ def logistic_jacobian(u):
 
 # The log-density of each coordinate on the unconstrained scale, by scipy.
 SCALARS = {
-    "half": [on_exp(stats.halfnorm(scale=s).logpdf) for s in (1.0, 1.0, 1.0, 3.0, 3.0, 3.0)],
+    "half": [
+        on_exp(stats.halfnorm(scale=s).logpdf) for s in (1.0, 1.0, 1.0, 3.0, 3.0, 3.0)
+    ],
     "cauchy": [on_exp(stats.halfcauchy(scale=2.0).logpdf)],
     "gamma": [on_exp(stats.gamma(2.0, scale=1.0 / rate).logpdf) for rate in (1.0, 4.0)],
     "beta": [on_interval(stats.beta(2.0, 3.0).logpdf)],
@@ -383,7 +472,16 @@ SCALARS = {
     "cut": [on_exp(stats.truncnorm(-0.5, np.inf, loc=0.5, scale=1.0).logpdf)],
     "scale": [on_exp(stats.invgamma(3.0, scale=1.0).logpdf)],
 }
-SHAPES = {"half": (2, 3), "cauchy": (), "gamma": (2,), "beta": (), "bounded": (), "t": (), "cut": (), "scale": ()}
+SHAPES = {
+    "half": (2, 3),
+    "cauchy": (),
+    "gamma": (2,),
+    "beta": (),
+    "bounded": (),
+    "t": (),
+    "cut": (),
+    "scale": (),
+}
 OTHERS = {"rate": (), "simplex": (2,), "below": ()}
 
 
@@ -401,7 +499,9 @@ def test_priors_of_scalars_are_integrated_one_by_one(every, x64):
     d = sum(sizes)
     loc, scale = RNG.normal(size=d), RNG.uniform(0.2, 0.8, size=d)
     q = MeanField(jnp.asarray(loc), jnp.asarray(scale))
-    priors = closed_priors(scalars, Latents(tuple(shapes), unpack), q, (every,), {}, by_draws=True)
+    priors = closed_priors(
+        scalars, Latents(tuple(shapes), unpack), q, (every,), {}, by_draws=True
+    )
     # A mask, a constraint of several coordinates and a latent scale are left to draws.
     assert priors.names == frozenset(names)
     _, found = jax.jit(priors.derivatives)(q)
@@ -413,7 +513,9 @@ def test_priors_of_scalars_are_integrated_one_by_one(every, x64):
         f = weights * -density(loc[j] + scale[j] * z)
         total += np.sum(f)
         assert float(found.grad[j]) == pytest.approx(np.sum(f * z) / scale[j], abs=1e-6)
-        assert float(found.hessian[j]) == pytest.approx(np.sum(f * (z**2 - 1.0)) / scale[j] ** 2, abs=1e-5)
+        assert float(found.hessian[j]) == pytest.approx(
+            np.sum(f * (z**2 - 1.0)) / scale[j] ** 2, abs=1e-5
+        )
     assert float(found.value) == pytest.approx(total, rel=1e-8)
     np.testing.assert_array_equal(found.grad[len(log_densities) :], 0.0)
 
@@ -427,10 +529,15 @@ def rows_that_share(x, y):
 
 def test_what_cannot_share_latents_is_refused_before_a_fit(x64):
     for model, expectation in (
-        (rows_that_share, nt.expectations.gauss_hermite(predictor="eta", num_outputs=2)),
+        (
+            rows_that_share,
+            nt.expectations.gauss_hermite(predictor="eta", num_outputs=2),
+        ),
         (linear, nt.expectations.monte_carlo(predictor="eta")),
     ):
-        with pytest.raises(ValueError, match=r"other than through predictor 'eta'.*Use monte_carlo\(\)"):
+        with pytest.raises(
+            ValueError, match=r"other than through predictor 'eta'.*Use monte_carlo\(\)"
+        ):
             nt.fit_gaussian(KEY, model, AutoNormal, X, Y, expectation=expectation)
 
 
@@ -442,7 +549,10 @@ def half_named(x, y):
 
 
 def test_a_predictor_that_leaves_many_latents_out_is_refused():
-    with pytest.raises(ValueError, match=r"30 coordinates of the sites \['effects'\] besides predictor 'eta'"):
+    with pytest.raises(
+        ValueError,
+        match=r"30 coordinates of the sites \['effects'\] besides predictor 'eta'",
+    ):
         nt.fit_gaussian(KEY, half_named, AutoNormal, X, Y, expectation=ETA)
 
 

@@ -19,7 +19,15 @@ RNG = np.random.default_rng(2)
 X = RNG.normal(size=(N, 2))
 Y = X @ np.array([1.0, -0.5]) + 0.7 * RNG.normal(size=N)
 # Normal, Laplace, scalars with and without a transform; then what is left to draws.
-SHAPES = {"beta": (2,), "lasso": (2,), "sigma": (), "rate": (3,), "t": (), "simplex": (2,), "below": ()}
+SHAPES = {
+    "beta": (2,),
+    "lasso": (2,),
+    "sigma": (),
+    "rate": (3,),
+    "t": (),
+    "simplex": (2,),
+    "below": (),
+}
 SIZES = [int(np.prod(shape)) for shape in SHAPES.values()]
 EXPECTATIONS = {
     "none": None,
@@ -43,7 +51,10 @@ def model(x, y):
 
 def unpack(flat):
     parts = jnp.split(flat, np.cumsum(SIZES)[:-1])
-    return {name: part.reshape(shape) for (name, shape), part in zip(SHAPES.items(), parts, strict=True)}
+    return {
+        name: part.reshape(shape)
+        for (name, shape), part in zip(SHAPES.items(), parts, strict=True)
+    }
 
 
 @pytest.mark.parametrize("name", tiered(EXPECTATIONS, unit=["quadrature"]))
@@ -51,13 +62,25 @@ def unpack(flat):
 def test_around_a_point_the_free_energy_is_numpyros_potential(family, name, x64):
     """The expectations under a Gaussian of standard deviation 1e-5 are the values at its mean."""
     loc, d = jnp.asarray(RNG.normal(size=sum(SIZES))), sum(SIZES)
-    q = FullRank(loc, 1e-5 * jnp.eye(d)) if family == "full" else MeanField(loc, jnp.full(d, 1e-5))
+    q = (
+        FullRank(loc, 1e-5 * jnp.eye(d))
+        if family == "full"
+        else MeanField(loc, jnp.full(d, 1e-5))
+    )
     tempered, args = nt.temper(model, alpha=ALPHA), (jnp.asarray(X), jnp.asarray(Y))
     energy = model_objective(
-        tempered, Latents(tuple(SHAPES), unpack), q, args, {}, expectation=EXPECTATIONS[name], num_draws=200
+        tempered,
+        Latents(tuple(SHAPES), unpack),
+        q,
+        args,
+        {},
+        expectation=EXPECTATIONS[name],
+        num_draws=200,
     )
     objective = energy.objective
     found = jax.jit(objective.evaluate)(q, objective.data, jax.random.key(0))
-    value, grad = jax.value_and_grad(lambda theta: potential_energy(tempered, args, {}, unpack(theta)))(loc)
+    value, grad = jax.value_and_grad(
+        lambda theta: potential_energy(tempered, args, {}, unpack(theta))
+    )(loc)
     assert float(found.value) == pytest.approx(float(value), abs=1e-6)
     np.testing.assert_allclose(found.grad, grad, atol=1e-3)

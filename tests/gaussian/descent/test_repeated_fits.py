@@ -14,13 +14,17 @@ import numpyro_tempered as nt
 GLOBALS = {"scale": 1.0}
 COMPILED = []
 jax.monitoring.register_event_duration_secs_listener(
-    lambda event, _, **__: COMPILED.append(event) if event.endswith("backend_compile_duration") else None
+    lambda event, _, **__: (
+        COMPILED.append(event) if event.endswith("backend_compile_duration") else None
+    )
 )
 X = np.random.default_rng(0).normal(size=(20, 2))
 
 
 def model(x, y):
-    theta = numpyro.sample("theta", dist.Normal(0.0, GLOBALS["scale"]).expand([2]).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(0.0, GLOBALS["scale"]).expand([2]).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ theta)
     numpyro.sample("y", dist.Normal(eta, 0.5), obs=y)
 
@@ -41,10 +45,19 @@ def fit(y, alpha=0.5, **options):
 def conjugate(y, alpha, scale):
     """Mean, standard deviations, ELBO and expected log-likelihood of the tempered posterior, in float64."""
     precision = np.eye(2) / scale**2 + alpha * X.T @ X / 0.25
-    mean, cov = np.linalg.solve(precision, alpha * X.T @ y / 0.25), np.linalg.inv(precision)
+    mean, cov = (
+        np.linalg.solve(precision, alpha * X.T @ y / 0.25),
+        np.linalg.inv(precision),
+    )
     squares = np.sum((y - X @ mean) ** 2) + np.trace(X @ cov @ X.T)
     log_lik = -len(y) * (0.5 * np.log(2 * np.pi) + np.log(0.5)) - 0.5 * squares / 0.25
-    kl = np.trace(cov) / scale**2 + mean @ mean / scale**2 - 2 + 4 * np.log(scale) - np.linalg.slogdet(cov)[1]
+    kl = (
+        np.trace(cov) / scale**2
+        + mean @ mean / scale**2
+        - 2
+        + 4 * np.log(scale)
+        - np.linalg.slogdet(cov)[1]
+    )
     return mean, np.sqrt(np.diag(cov)), alpha * log_lik - 0.5 * kl, log_lik
 
 
@@ -59,7 +72,12 @@ def check(result, y, alpha, scale):
 
 def test_other_data_powers_and_globals_are_never_stale(monkeypatch):
     y = X @ [1.0, -1.0] + 0.1
-    for shift, alpha, scale in [(0.0, 0.5, 1.0), (1.0, 0.5, 1.0), (1.0, 0.25, 1.0), (1.0, 0.25, 3.0)]:
+    for shift, alpha, scale in [
+        (0.0, 0.5, 1.0),
+        (1.0, 0.5, 1.0),
+        (1.0, 0.25, 1.0),
+        (1.0, 0.25, 3.0),
+    ]:
         monkeypatch.setitem(GLOBALS, "scale", scale)
         check(fit(y + shift, alpha), y + shift, alpha, scale)
 
@@ -82,7 +100,8 @@ def test_the_elbo_of_a_power_of_0_is_by_draws():
 
 def test_the_advice_is_what_helps():
     with pytest.warns(
-        UserWarning, match=r"^the fit ended.*Take more max_evaluations, a larger tolerance.*another start"
+        UserWarning,
+        match=r"^the fit ended.*Take more max_evaluations, a larger tolerance.*another start",
     ) as warned:
         fit(X @ [1.0, -1.0], max_evaluations=1)
     assert "num_draws" not in str(warned[0].message)

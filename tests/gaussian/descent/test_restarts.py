@@ -20,7 +20,9 @@ def two_modes(y):
 
 @pytest.mark.full
 def test_restarts_find_the_optima_and_return_the_best():
-    fit = nt.fit_gaussian(jax.random.key(0), two_modes, AutoNormal, jnp.asarray(9.0), num_restarts=5)
+    fit = nt.fit_gaussian(
+        jax.random.key(0), two_modes, AutoNormal, jnp.asarray(9.0), num_restarts=5
+    )
     assert float(fit.params["theta_auto_loc"]) == pytest.approx(3.0, abs=0.1)
     better, worse = fit.convergence.optima
     # Their priors differ by the ratio at 3 and -3, nearly.
@@ -29,8 +31,17 @@ def test_restarts_find_the_optima_and_return_the_best():
 
 
 def test_a_guide_that_is_built_has_one_start():
-    with pytest.raises(ValueError, match=r"num_restarts needs a new guide for each start.*model to guide"):
-        nt.fit_gaussian(jax.random.key(0), two_modes, AutoNormal(two_modes), jnp.asarray(9.0), num_restarts=2)
+    with pytest.raises(
+        ValueError,
+        match=r"num_restarts needs a new guide for each start.*model to guide",
+    ):
+        nt.fit_gaussian(
+            jax.random.key(0),
+            two_modes,
+            AutoNormal(two_modes),
+            jnp.asarray(9.0),
+            num_restarts=2,
+        )
 
 
 def with_wall(y):
@@ -44,11 +55,15 @@ def with_wall(y):
 @pytest.mark.filterwarnings("ignore:the ELBO that was maximised")
 @pytest.mark.full
 def test_a_start_without_an_elbo_is_left_out_unless_all_are():
-    guide = functools.partial(AutoNormal, init_scale=0.2, init_loc_fn=init_to_uniform(radius=1.0))
+    guide = functools.partial(
+        AutoNormal, init_scale=0.2, init_loc_fn=init_to_uniform(radius=1.0)
+    )
 
     def num_optima(key, num_restarts):
         data = jnp.asarray(-2.0)
-        fit = nt.fit_gaussian(key, with_wall, guide, data, num_restarts=num_restarts, tolerance=1e9)
+        fit = nt.fit_gaussian(
+            key, with_wall, guide, data, num_restarts=num_restarts, tolerance=1e9
+        )
         return len(fit.convergence.optima)
 
     lost = []

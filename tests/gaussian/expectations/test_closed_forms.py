@@ -11,7 +11,15 @@ import numpyro_tempered as nt
 pytestmark = pytest.mark.usefixtures("strict")
 
 D = 3
-X = np.array([[1.0, -2.0, 0.5], [0.0, 0.3, -1.0], [-0.7, 1.5, 2.0], [0.1, 0.0, 0.0], [3.0, 3.0, -4.0]])
+X = np.array(
+    [
+        [1.0, -2.0, 0.5],
+        [0.0, 0.3, -1.0],
+        [-0.7, 1.5, 2.0],
+        [0.1, 0.0, 0.0],
+        [3.0, 3.0, -4.0],
+    ]
+)
 LABELS = np.array([1.0, -1.0, -1.0, 1.0, 1.0])
 OUTCOMES = np.array([0.4, -3.0, 2.0, 0.0, 11.0])
 LOC, SCALE = np.array([0.2, -0.4, 0.9]), np.array([0.6, 1e-2, 1.3])
@@ -27,13 +35,17 @@ def case(request):
 
 
 def family(loc=LOC, scale=SCALE, dtype=None):
-    return nt.families.MeanField(*(jnp.asarray(np.asarray(leaf, dtype)) for leaf in (loc, scale)))
+    return nt.families.MeanField(
+        *(jnp.asarray(np.asarray(leaf, dtype)) for leaf in (loc, scale))
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def evaluations(expectation, q, x, y):
     """One program, found again for the same expectation, in place of one for each operation and curvature."""
-    return {c: expectation.evaluate(q, x, y, curvature=c) for c in ("hessian", "fisher")}
+    return {
+        c: expectation.evaluate(q, x, y, curvature=c) for c in ("hessian", "fisher")
+    }
 
 
 def evaluate(expectation, q, x, y, curvature="hessian"):
@@ -41,7 +53,9 @@ def evaluate(expectation, q, x, y, curvature="hessian"):
 
 
 def reference(name, loc, scale, x, y, curvature="hessian"):
-    expected = oracles.expected_linear_loss(*oracles.LINEAR_LOSSES[name][:2], loc, scale, x, y, KINKS[name])
+    expected = oracles.expected_linear_loss(
+        *oracles.LINEAR_LOSSES[name][:2], loc, scale, x, y, KINKS[name]
+    )
     if curvature == "fisher":
         expected["grad_var"] = expected["fisher"]
     return expected
@@ -51,7 +65,9 @@ KINKS = {name: loss[2] for name, loss in oracles.LINEAR_LOSSES.items()}
 
 
 @pytest.mark.parametrize("curvature", ["hessian", "fisher"])
-@pytest.mark.parametrize("scale", [SCALE, 1e-4 * SCALE, 30 * SCALE], ids=["unit", "narrow", "wide"])
+@pytest.mark.parametrize(
+    "scale", [SCALE, 1e-4 * SCALE, 30 * SCALE], ids=["unit", "narrow", "wide"]
+)
 def test_batch_matches_quadrature(x64, case, curvature, scale):
     name, expectation, y = case
     ours = evaluate(expectation, family(scale=scale), X, y, curvature)
@@ -59,17 +75,27 @@ def test_batch_matches_quadrature(x64, case, curvature, scale):
     atol = 1e-10 if scale[0] > 1e-2 else 1e-7
     for field, expected in reference(name, LOC, scale, X, y, curvature).items():
         if field != "fisher":
-            np.testing.assert_allclose(getattr(ours, field), expected, rtol=1e-10, atol=atol, err_msg=field)
+            np.testing.assert_allclose(
+                getattr(ours, field), expected, rtol=1e-10, atol=atol, err_msg=field
+            )
 
 
-@pytest.mark.parametrize("curvature", ["hessian", pytest.param("fisher", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "curvature", ["hessian", pytest.param("fisher", marks=pytest.mark.full)]
+)
 def test_losses_of_a_batch_are_summed(x64, case, curvature):
     _, expectation, y = case
     batch = evaluate(expectation, family(), X, y, curvature)
-    single = [evaluate(expectation, family(), xi, yi, curvature) for xi, yi in zip(X, y, strict=True)]
+    single = [
+        evaluate(expectation, family(), xi, yi, curvature)
+        for xi, yi in zip(X, y, strict=True)
+    ]
     for field in FIELDS:
         np.testing.assert_allclose(
-            getattr(batch, field), sum(np.asarray(getattr(one, field)) for one in single), rtol=1e-13, atol=1e-14
+            getattr(batch, field),
+            sum(np.asarray(getattr(one, field)) for one in single),
+            rtol=1e-13,
+            atol=1e-14,
         )
 
 
@@ -91,7 +117,9 @@ def test_grad_scale_is_the_chain_rule(x64, case):
     _, expectation, y = case
     q = family()
     evaluation = evaluate(expectation, q, X, y)
-    np.testing.assert_array_equal(evaluation.grad_scale(q), 2 * SCALE * np.asarray(evaluation.grad_var))
+    np.testing.assert_array_equal(
+        evaluation.grad_scale(q), 2 * SCALE * np.asarray(evaluation.grad_var)
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
@@ -105,7 +133,9 @@ def test_hinge_at_a_point(x64, dtype, curvature):
     tolerance = {"rtol": 16 * float(jnp.finfo(dtype).eps)}
     np.testing.assert_allclose(ours.at_mean, margin[active].sum(), **tolerance)
     assert ours.expected == ours.at_mean
-    np.testing.assert_allclose(ours.grad_loc, -(LABELS[active] @ X[active]), atol=1e-12, **tolerance)
+    np.testing.assert_allclose(
+        ours.grad_loc, -(LABELS[active] @ X[active]), atol=1e-12, **tolerance
+    )
     squares = 0.5 * (X[active] ** 2).sum(0) if curvature == "fisher" else np.zeros(D)
     np.testing.assert_allclose(ours.grad_var, squares, **tolerance)
 
@@ -125,16 +155,22 @@ def test_the_value_can_be_differentiated_at_a_point(case):
     _, expectation, y = case
     x, y = np.asarray(X, np.float32), np.asarray(y, np.float32)
     point = family(scale=np.zeros(D), dtype=jnp.float32)
-    gradient = jax.jit(jax.grad(lambda q: expectation.evaluate(q, x, y).expected))(point)
+    gradient = jax.jit(jax.grad(lambda q: expectation.evaluate(q, x, y).expected))(
+        point
+    )
     assert all(np.all(np.isfinite(leaf)) for leaf in gradient)
-    np.testing.assert_allclose(gradient.loc, evaluate(expectation, point, x, y).grad_loc, rtol=1e-5)
+    np.testing.assert_allclose(
+        gradient.loc, evaluate(expectation, point, x, y).grad_loc, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("margin", [30.0, -30.0])
 @pytest.mark.parametrize("curvature", ["hessian", "fisher"])
 @pytest.mark.parametrize("spread", [1e-6, 1.0, 1e6])
 def test_hinge_far_in_the_tails_in_float32(spread, margin, curvature):
-    q = family([(1 - margin * spread) if spread >= 1 else 1 - margin], [spread], jnp.float32)
+    q = family(
+        [(1 - margin * spread) if spread >= 1 else 1 - margin], [spread], jnp.float32
+    )
     ours = evaluate(HINGE, q, np.ones(1, np.float32), np.float32(1.0), curvature)
     k = np.float32(1.0) - np.float32(q.loc[0])
     assert all(np.all(np.isfinite(leaf)) for leaf in ours)
@@ -142,7 +178,9 @@ def test_hinge_far_in_the_tails_in_float32(spread, margin, curvature):
     np.testing.assert_allclose(ours.expected, max(k, 0.0), rtol=1e-6)
     np.testing.assert_allclose(ours.grad_loc, [-1.0 if margin > 0 else 0.0], atol=1e-6)
     assert ours.grad_var >= 0
-    np.testing.assert_allclose(ours.grad_var, [0.5 if margin > 0 and curvature == "fisher" else 0.0], atol=1e-6)
+    np.testing.assert_allclose(
+        ours.grad_var, [0.5 if margin > 0 and curvature == "fisher" else 0.0], atol=1e-6
+    )
 
 
 def test_hinge_never_falls_below_jensen_in_float32():
@@ -160,12 +198,19 @@ def test_hinge_never_falls_below_jensen_in_float32():
 
 def test_closed_forms_in_float32(case):
     name, expectation, y = case
-    ours = evaluate(expectation, family(dtype=np.float32), np.asarray(X, np.float32), np.asarray(y, np.float32))
+    ours = evaluate(
+        expectation,
+        family(dtype=np.float32),
+        np.asarray(X, np.float32),
+        np.asarray(y, np.float32),
+    )
     assert {leaf.dtype for leaf in ours} == {jnp.dtype("float32")}
     for field, expected in reference(name, LOC, SCALE, X, y).items():
         if field != "fisher":
             # Sums of five terms of size up to 200.
-            np.testing.assert_allclose(getattr(ours, field), expected, rtol=2e-6, atol=2e-5, err_msg=field)
+            np.testing.assert_allclose(
+                getattr(ours, field), expected, rtol=2e-6, atol=2e-5, err_msg=field
+            )
 
 
 @pytest.mark.parametrize(
@@ -190,14 +235,21 @@ def test_labels_other_than_plus_and_minus_one():
     rule = nt.online.sva(0.1)
     state = rule.init(family(dtype=jnp.float32))
     x = jnp.ones((2, D), jnp.float32)
-    with pytest.raises(ValueError, match=r"^hinge needs.*labels y in \{-1, 1\}, got 0.*turn labels in"):
+    with pytest.raises(
+        ValueError, match=r"^hinge needs.*labels y in \{-1, 1\}, got 0.*turn labels in"
+    ):
         nt.online.update(rule, hinge, state, x[0], 0)
-    with pytest.raises(ValueError, match=r"^hinge needs labels y.*got 2.*turn labels in"):
+    with pytest.raises(
+        ValueError, match=r"^hinge needs labels y.*got 2.*turn labels in"
+    ):
         nt.online.run(rule, hinge, state, x, jnp.array([1, 2]))
 
 
 def test_labels_other_than_plus_and_minus_one_have_no_loss():
-    losses = [evaluate(HINGE, family(dtype=np.float32), np.ones(D, np.float32), y).expected for y in (0.0, -1.0)]
+    losses = [
+        evaluate(HINGE, family(dtype=np.float32), np.ones(D, np.float32), y).expected
+        for y in (0.0, -1.0)
+    ]
     np.testing.assert_array_equal(np.isfinite(losses), [False, True])
 
 
@@ -224,7 +276,9 @@ def test_traced_labels_other_than_plus_and_minus_one():
 def test_hinge_admits_integer_labels(label):
     HINGE.check(np.ones(D), label)
     ours = evaluate(HINGE, family(dtype=np.float32), np.ones(D, np.float32), label)
-    same = evaluate(HINGE, family(dtype=np.float32), np.ones(D, np.float32), float(label))
+    same = evaluate(
+        HINGE, family(dtype=np.float32), np.ones(D, np.float32), float(label)
+    )
     np.testing.assert_array_equal(ours.expected, same.expected)
 
 
@@ -232,6 +286,7 @@ def test_hinge_admits_integer_labels(label):
 @pytest.mark.parametrize("label", [np.int32(1), np.int64(-1), True])
 def test_hinge_admits_integer_labels_that_are_not_traced(label):
     ours, same = (
-        HINGE.evaluate(family(dtype=jnp.float32), jnp.ones(D, jnp.float32), y) for y in (label, float(label))
+        HINGE.evaluate(family(dtype=jnp.float32), jnp.ones(D, jnp.float32), y)
+        for y in (label, float(label))
     )
     np.testing.assert_array_equal(ours.expected, same.expected)

@@ -37,7 +37,9 @@ PINBALL = nt.expectations.gauss_hermite(pinball)
 @functools.partial(jax.jit, static_argnums=0)
 def evaluations(expectation, q, x, y):
     """One program, found again for the same expectation, in place of one for each operation and curvature."""
-    return {c: expectation.evaluate(q, x, y, curvature=c) for c in ("hessian", "fisher")}
+    return {
+        c: expectation.evaluate(q, x, y, curvature=c) for c in ("hessian", "fisher")
+    }
 
 
 def evaluate(expectation, q, x, y, curvature="hessian"):
@@ -45,7 +47,9 @@ def evaluate(expectation, q, x, y, curvature="hessian"):
 
 
 def family(loc=LOC, scale=SCALE, dtype=None):
-    return nt.families.MeanField(*(jnp.asarray(np.asarray(leaf, dtype)) for leaf in (loc, scale)))
+    return nt.families.MeanField(
+        *(jnp.asarray(np.asarray(leaf, dtype)) for leaf in (loc, scale))
+    )
 
 
 def check(ours, name, loc, scale, x, y, curvature, **tolerance):
@@ -54,7 +58,9 @@ def check(ours, name, loc, scale, x, y, curvature, **tolerance):
     if curvature == "fisher":
         expected["grad_var"] = expected["fisher"]
     for field in ("at_mean", "expected", "grad_loc", "grad_var"):
-        np.testing.assert_allclose(getattr(ours, field), expected[field], err_msg=field, **tolerance)
+        np.testing.assert_allclose(
+            getattr(ours, field), expected[field], err_msg=field, **tolerance
+        )
 
 
 @pytest.mark.parametrize("curvature", ["hessian", "fisher"])
@@ -62,7 +68,12 @@ def check(ours, name, loc, scale, x, y, curvature, **tolerance):
     ("expectation", "loss", "y", "tolerance"),
     [
         # Degree 6, and 10 for the square of its slope: exact with 6 nodes.
-        (nt.expectations.gauss_hermite(polynomial, num_nodes=6), polynomial, OUTCOMES, 1e-11),
+        (
+            nt.expectations.gauss_hermite(polynomial, num_nodes=6),
+            polynomial,
+            OUTCOMES,
+            1e-11,
+        ),
         pytest.param(
             nt.expectations.gauss_hermite(polynomial, num_nodes=20),
             polynomial,
@@ -73,18 +84,26 @@ def check(ours, name, loc, scale, x, y, curvature, **tolerance):
         # The integrand is analytic in |Im u| < pi; with s <= 1.2 that leaves 1e-7 with 20 nodes.
         (LOGISTIC, logistic, LABELS, 1e-6),
         pytest.param(
-            nt.expectations.gauss_hermite(logistic, num_nodes=60), logistic, LABELS, 1e-10, marks=pytest.mark.full
+            nt.expectations.gauss_hermite(logistic, num_nodes=60),
+            logistic,
+            LABELS,
+            1e-10,
+            marks=pytest.mark.full,
         ),
     ],
     ids=["polynomial-6", "polynomial-20", "logistic-20", "logistic-60"],
 )
 def test_batch_matches_quadrature(x64, expectation, loss, y, tolerance, curvature):
     ours = evaluate(expectation, family(), X, y, curvature)
-    check(ours, loss.__name__, LOC, SCALE, X, y, curvature, rtol=tolerance, atol=tolerance)
+    check(
+        ours, loss.__name__, LOC, SCALE, X, y, curvature, rtol=tolerance, atol=tolerance
+    )
 
 
 def test_one_node_too_few_for_the_polynomial(x64):
-    ours = evaluate(nt.expectations.gauss_hermite(polynomial, num_nodes=3), family(), X, OUTCOMES)
+    ours = evaluate(
+        nt.expectations.gauss_hermite(polynomial, num_nodes=3), family(), X, OUTCOMES
+    )
     with pytest.raises(AssertionError):
         check(ours, "polynomial", LOC, SCALE, X, OUTCOMES, "hessian", rtol=1e-6)
 
@@ -94,20 +113,27 @@ def test_a_kinked_loss(x64, curvature):
     num_nodes, y = 200, np.linspace(-2.5, 2.5, 41)
     expectation = nt.expectations.gauss_hermite(pinball, num_nodes=num_nodes)
     q = family([0.0], [1.0])
-    ours = jax.jit(jax.vmap(lambda y: expectation.evaluate(q, np.ones(1), y, curvature=curvature)))(y)
+    ours = jax.jit(
+        jax.vmap(lambda y: expectation.evaluate(q, np.ones(1), y, curvature=curvature))
+    )(y)
     exact = [
-        oracles.expected_linear_loss(*oracles.LINEAR_LOSSES["pinball"][:2], [0], [1], [1], [v], lambda y: (y,))
+        oracles.expected_linear_loss(
+            *oracles.LINEAR_LOSSES["pinball"][:2], [0], [1], [1], [v], lambda y: (y,)
+        )
         for v in y
     ]
     # A step is integrated to within the weight of the node next to it (Chebyshev, Markov, Stieltjes):
     # density times the spacing pi / sqrt(n) of the nodes. The loss has slopes -.3 and .7.
     weight = np.pi / np.sqrt(num_nodes) * np.exp(-0.5 * y**2) / np.sqrt(2 * np.pi)
     bounds = {"expected": weight / np.sqrt(num_nodes), "grad_loc": weight}
-    bounds["grad_var"] = 0.5 * (0.49 - 0.09 if curvature == "fisher" else np.abs(y)) * weight
+    bounds["grad_var"] = (
+        0.5 * (0.49 - 0.09 if curvature == "fisher" else np.abs(y)) * weight
+    )
     for field, bound in bounds.items():
         name = "fisher" if (field, curvature) == ("grad_var", "fisher") else field
         error = np.abs(
-            np.squeeze(np.asarray(getattr(ours, field))) - np.array([e[name] for e in exact]).squeeze()
+            np.squeeze(np.asarray(getattr(ours, field)))
+            - np.array([e[name] for e in exact]).squeeze()
         )
         # The second term is the next order, a spacing squared times a derivative of the density.
         assert np.all(error < bound + 1 / num_nodes), field
@@ -125,7 +151,9 @@ def test_a_kink_at_the_mean_is_exact_by_symmetry(x64):
 
 def test_losses_of_a_batch_are_summed(x64):
     batch = evaluate(LOGISTIC, family(), X, LABELS)
-    rows = [evaluate(LOGISTIC, family(), xi, yi) for xi, yi in zip(X, LABELS, strict=True)]
+    rows = [
+        evaluate(LOGISTIC, family(), xi, yi) for xi, yi in zip(X, LABELS, strict=True)
+    ]
     for field in batch._fields:
         total = sum(np.asarray(getattr(row, field)) for row in rows)
         np.testing.assert_allclose(getattr(batch, field), total, rtol=1e-12, atol=1e-13)
@@ -137,7 +165,9 @@ def test_at_a_point(x64, curvature):
     u = X @ LOC
     p = oracles.sigmoid(-LABELS * u)
     second = p**2 if curvature == "fisher" else p * (1 - p)
-    np.testing.assert_allclose(ours.at_mean, oracles.softplus(-LABELS * u).sum(), rtol=1e-13)
+    np.testing.assert_allclose(
+        ours.at_mean, oracles.softplus(-LABELS * u).sum(), rtol=1e-13
+    )
     np.testing.assert_allclose(ours.expected, ours.at_mean, rtol=1e-13)
     np.testing.assert_allclose(ours.grad_loc, -(LABELS * p) @ X, rtol=1e-12)
     np.testing.assert_allclose(ours.grad_var, 0.5 * second @ X**2, rtol=1e-12)
@@ -171,7 +201,9 @@ def test_small_spread_in_float32(spread, curvature):
     second = p**2 if curvature == "fisher" else p * (1 - p)
     assert {leaf.dtype for leaf in ours} == {jnp.dtype("float32")}
     # Narrow enough that the expectation is the value at the mean plus O(spread²).
-    np.testing.assert_allclose(ours.expected, oracles.softplus(-LABELS * u).sum(), rtol=1e-5 + spread)
+    np.testing.assert_allclose(
+        ours.expected, oracles.softplus(-LABELS * u).sum(), rtol=1e-5 + spread
+    )
     np.testing.assert_allclose(ours.grad_loc, -(LABELS * p) @ X, rtol=1e-5 + spread)
     # Stein's quotient loses eps / s of the slopes, with s above sqrt(eps) at the switch.
     lost = 8 * np.sqrt(np.finfo(np.float32).eps) if curvature == "hessian" else 1e-5
@@ -180,7 +212,12 @@ def test_small_spread_in_float32(spread, curvature):
 
 @pytest.mark.parametrize("margin", [80.0, -80.0, 1e6, -1e6])
 def test_far_tails_in_float32(margin):
-    ours = evaluate(LOGISTIC, family([margin], [1.0], np.float32), np.ones(1, np.float32), np.float32(1.0))
+    ours = evaluate(
+        LOGISTIC,
+        family([margin], [1.0], np.float32),
+        np.ones(1, np.float32),
+        np.float32(1.0),
+    )
     assert all(np.all(np.isfinite(leaf)) for leaf in ours)
     np.testing.assert_allclose(ours.expected, max(-margin, 0.0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(ours.grad_loc, [-1.0 if margin < 0 else 0.0], atol=1e-5)
@@ -193,7 +230,10 @@ def test_arguments():
     with pytest.raises(ValueError, match=r"either a loss.*value or a"):
         nt.expectations.gauss_hermite(logistic, predictor="eta")
     for num_nodes in (0, -3, 1, 351):
-        with pytest.raises(ValueError, match=f"num_nodes must be an integer from 2 to 350, got {num_nodes}"):
+        with pytest.raises(
+            ValueError,
+            match=f"num_nodes must be an integer from 2 to 350, got {num_nodes}",
+        ):
             nt.expectations.gauss_hermite(logistic, num_nodes=num_nodes)
     with pytest.raises(TypeError, match=r"needs a model.*for a bare stream"):
         nt.expectations.gauss_hermite(predictor="eta").evaluate(family(), X, LABELS)
@@ -214,7 +254,12 @@ BERNOULLI = nt.expectations.gauss_hermite(bernoulli)
 @pytest.mark.parametrize("label", [0, 1])
 def test_a_mean_on_the_kink_of_a_loss_as_written(scale, label):
     x = np.array([1.0, -2.0], np.float32)
-    value = evaluate(BERNOULLI, family(np.zeros(2), np.full(2, scale), np.float32), x, np.float32(label))
+    value = evaluate(
+        BERNOULLI,
+        family(np.zeros(2), np.full(2, scale), np.float32),
+        x,
+        np.float32(label),
+    )
     np.testing.assert_allclose(value.grad_loc, (0.5 - label) * x, rtol=1e-5)
     if scale < 0.1:
         np.testing.assert_allclose(value.grad_var, 0.25 * x**2 / 2, rtol=1e-3)

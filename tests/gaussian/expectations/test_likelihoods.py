@@ -16,21 +16,32 @@ ex = nt.expectations
 
 
 def point_or(loc, scale, dtype=jnp.float32):
-    return nt.families.MeanField(*(jnp.asarray(np.array([leaf], dtype)) for leaf in (loc, scale)))
+    return nt.families.MeanField(
+        *(jnp.asarray(np.array([leaf], dtype)) for leaf in (loc, scale))
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def evaluations(expectation, q, x, y):
     """One program, found again for the same expectation, in place of one for each operation and curvature."""
-    return {c: expectation.evaluate(q, x, y, curvature=c) for c in ("hessian", "fisher")}
+    return {
+        c: expectation.evaluate(q, x, y, curvature=c) for c in ("hessian", "fisher")
+    }
 
 
 def one(expectation, loc, scale, y, dtype=jnp.float32, curvature="hessian"):
     q = point_or(loc, scale, dtype)
-    return evaluations(expectation, q, np.ones(1, dtype), np.asarray(y, dtype))[curvature]
+    return evaluations(expectation, q, np.ones(1, dtype), np.asarray(y, dtype))[
+        curvature
+    ]
 
 
-ABSOLUTE, PINBALL, PROBIT, POISSON = ex.absolute(), ex.pinball(0.9), ex.probit(), ex.poisson()
+ABSOLUTE, PINBALL, PROBIT, POISSON = (
+    ex.absolute(),
+    ex.pinball(0.9),
+    ex.probit(),
+    ex.poisson(),
+)
 LOGISTIC = ex.logistic()
 SOFTMAX, NGVI = ex.softmax(3), nt.online.ngvi()
 LINEARISED = ex.linearised(lambda theta, x: theta[0] * x[0], PROBIT)
@@ -68,7 +79,13 @@ def test_outcomes_that_a_loss_does_not_admit(expectation, y, message):
         (LOGISTIC, 0.0),
         *(
             pytest.param(*case, marks=pytest.mark.full)
-            for case in [(PROBIT, 0.0), (POISSON, -1.0), (POISSON, 1.5), (SOFTMAX, -1.0), (LINEARISED, 2.0)]
+            for case in [
+                (PROBIT, 0.0),
+                (POISSON, -1.0),
+                (POISSON, 1.5),
+                (SOFTMAX, -1.0),
+                (LINEARISED, 2.0),
+            ]
         ),
     ],
 )
@@ -76,17 +93,23 @@ def test_traced_outcomes_that_a_loss_does_not_admit(expectation, y):
     d = 3 if expectation.of_predictor and expectation.of_predictor.num_outputs else 1
     state = NGVI.init(nt.families.MeanField(jnp.zeros(d), jnp.ones(d)))
     # Traced, it cannot be read: no loss, and the round is rejected.
-    after, losses = jax.jit(lambda y: nt.online.update(NGVI, expectation, state, jnp.ones(1), y))(np.float32(y))
+    after, losses = jax.jit(
+        lambda y: nt.online.update(NGVI, expectation, state, jnp.ones(1), y)
+    )(np.float32(y))
     assert np.isnan(losses.expected)
     assert (int(after.count), int(after.rejected)) == (0, 1)
 
 
 def test_arguments():
     for level in (0.0, 1.0, -0.1, np.nan):
-        with pytest.raises(ValueError, match=r"level must be in \(0, 1\).*quantile that is estimated"):
+        with pytest.raises(
+            ValueError, match=r"level must be in \(0, 1\).*quantile that is estimated"
+        ):
             ex.pinball(level)
     for scale in (0.0, -1.0, np.inf, np.nan):
-        with pytest.raises(ValueError, match=r"noise_scale must be positive.*and finite, got"):
+        with pytest.raises(
+            ValueError, match=r"noise_scale must be positive.*and finite, got"
+        ):
             ex.squared(noise_scale=scale)
     with pytest.raises(ValueError, match="num_nodes must be an integer of at least 2"):
         ex.probit(num_nodes=1)
@@ -98,7 +121,8 @@ def test_the_logistic_loss_is_that_of_its_formula():
     formula = ex.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
     for y in (-1.0, 1.0):
         for ours, same in zip(
-            *(one(expectation, 0.7, 1.3, y) for expectation in (LOGISTIC, formula)), strict=True
+            *(one(expectation, 0.7, 1.3, y) for expectation in (LOGISTIC, formula)),
+            strict=True,
         ):
             np.testing.assert_array_equal(ours, same)
     # One object, by which programs are shared.
@@ -106,18 +130,24 @@ def test_the_logistic_loss_is_that_of_its_formula():
     assert ex.logistic(num_nodes=40) is ex.logistic(num_nodes=40) is not LOGISTIC
 
 
-@pytest.mark.parametrize(("expectation", "slope"), [(ABSOLUTE, 0.0), (PINBALL, 0.5 - 0.9)])
+@pytest.mark.parametrize(
+    ("expectation", "slope"), [(ABSOLUTE, 0.0), (PINBALL, 0.5 - 0.9)]
+)
 def test_the_derivative_at_a_kink_is_the_mean_of_both_sides(expectation, slope):
     at, near = (one(expectation, 2.0, scale, 2.0) for scale in (0.0, 1e-3))
     np.testing.assert_allclose(at.grad_loc, [slope], rtol=1e-6)
     np.testing.assert_allclose(near.grad_loc, [slope], rtol=1e-6)
     assert at.grad_var == 0.0
-    fisher = [one(expectation, 2.0, scale, 2.0, curvature="fisher").grad_var for scale in (0.0, 1e-3)]
+    fisher = [
+        one(expectation, 2.0, scale, 2.0, curvature="fisher").grad_var
+        for scale in (0.0, 1e-3)
+    ]
     np.testing.assert_allclose(*fisher, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("expectation", "name"), [(ABSOLUTE, "absolute"), (PINBALL, "quantile_90"), (PROBIT, "probit")]
+    ("expectation", "name"),
+    [(ABSOLUTE, "absolute"), (PINBALL, "quantile_90"), (PROBIT, "probit")],
 )
 @pytest.mark.parametrize("spread", [1e-6, 1.0, 1e3])
 @pytest.mark.parametrize("margin", [-40.0, 40.0])
@@ -128,8 +158,12 @@ def test_far_in_the_tails_in_float32(expectation, name, margin, spread):
         ours = one(expectation, loc, spread, 1.0, curvature=curvature)
         assert all(np.all(np.isfinite(leaf)) for leaf in ours)
         assert ours.expected >= ours.at_mean
-        np.testing.assert_allclose(ours.at_mean, loss(np.float64(loc), 1.0), rtol=1e-5, atol=1e-30)
-        np.testing.assert_allclose(ours.grad_loc, [slope(np.float64(loc), 1.0)], rtol=2e-3, atol=1e-6)
+        np.testing.assert_allclose(
+            ours.at_mean, loss(np.float64(loc), 1.0), rtol=1e-5, atol=1e-30
+        )
+        np.testing.assert_allclose(
+            ours.grad_loc, [slope(np.float64(loc), 1.0)], rtol=2e-3, atol=1e-6
+        )
         assert ours.grad_var >= 0
 
 
@@ -146,7 +180,9 @@ def test_probit_far_on_the_wrong_side_keeps_the_digits_of_its_curvature():
 @jax.jit
 def probits(locs, spread):
     def at(loc):
-        return PROBIT.evaluate(nt.families.MeanField(loc[None], spread[None]), jnp.ones(1), jnp.ones(()))
+        return PROBIT.evaluate(
+            nt.families.MeanField(loc[None], spread[None]), jnp.ones(1), jnp.ones(())
+        )
 
     return jax.vmap(at)(locs)
 
@@ -160,13 +196,24 @@ def test_the_error_of_the_probit_quadrature(x64, spread, error, of_curvature):
     ours = probits(locs, np.float64(spread))
     loss, slope, _ = oracles.LINEAR_LOSSES["probit"]
     exact = [
-        oracles.expected_scalar_loss(lambda u: loss(u, 1.0), lambda u: slope(u, 1.0), m, spread) for m in locs
+        oracles.expected_scalar_loss(
+            lambda u: loss(u, 1.0), lambda u: slope(u, 1.0), m, spread
+        )
+        for m in locs
     ]
     exact = np.array(exact).T[:3]
     # The curvature is that of the bend, where the nodes gather.
-    values = (ours.expected, np.asarray(ours.grad_loc)[:, 0], np.asarray(ours.grad_var)[:, 0])
-    for value, reference, limit in zip(values, exact, (error, error, of_curvature), strict=True):
-        assert np.all(np.abs(value - reference) <= limit * np.maximum(1.0, np.abs(reference)))
+    values = (
+        ours.expected,
+        np.asarray(ours.grad_loc)[:, 0],
+        np.asarray(ours.grad_var)[:, 0],
+    )
+    for value, reference, limit in zip(
+        values, exact, (error, error, of_curvature), strict=True
+    ):
+        assert np.all(
+            np.abs(value - reference) <= limit * np.maximum(1.0, np.abs(reference))
+        )
 
 
 def test_the_predictive_probability_of_the_probit_bounds_its_loss(x64):
@@ -182,7 +229,9 @@ def test_the_predictive_probability_of_the_probit_bounds_its_loss(x64):
 def test_poisson_is_the_full_likelihood(x64):
     for y in (0.0, 3.0, 170.0):
         ours = one(POISSON, 0.4, 0.0, y, jnp.float64)
-        np.testing.assert_allclose(ours.at_mean, np.exp(0.4) - 0.4 * y + gammaln(y + 1), rtol=1e-13)
+        np.testing.assert_allclose(
+            ours.at_mean, np.exp(0.4) - 0.4 * y + gammaln(y + 1), rtol=1e-13
+        )
 
 
 def test_the_fisher_curvature_of_a_poisson_does_not_cancel():
@@ -205,7 +254,9 @@ def test_a_rate_that_overflows_rejects_its_round(name):
     prior = {
         "MeanField": point_or(0.0, scale),
         "FullRank": nt.families.FullRank(jnp.zeros(1), jnp.full((1, 1), scale)),
-        "LowRank": nt.families.LowRank(jnp.zeros(1), jnp.full(1, scale**-2), jnp.zeros((1, 1))),
+        "LowRank": nt.families.LowRank(
+            jnp.zeros(1), jnp.full(1, scale**-2), jnp.zeros((1, 1))
+        ),
     }[name]
     after, losses = nt.online.update(NGVI, POISSON, NGVI.init(prior), jnp.ones(1), 3.0)
     assert not np.isfinite(losses.expected)

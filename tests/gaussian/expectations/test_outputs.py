@@ -38,11 +38,15 @@ def make(name, d):
         return nt.families.FullRank(m, jnp.asarray(factor)), factor @ factor.T
     columns = rng.normal(0.0, 1.5, (d, 2))
     precision = np.diag(scale**-2) + columns @ columns.T
-    return nt.families.LowRank(m, jnp.asarray(scale**-2), jnp.asarray(columns)), np.linalg.inv(precision)
+    return nt.families.LowRank(
+        m, jnp.asarray(scale**-2), jnp.asarray(columns)
+    ), np.linalg.inv(precision)
 
 
 def cross_entropy(u, y):
-    return jax.nn.logsumexp(u) - jnp.sum(jnp.where(jnp.arange(u.shape[0], dtype=u.dtype) == y, u, 0.0))
+    return jax.nn.logsumexp(u) - jnp.sum(
+        jnp.where(jnp.arange(u.shape[0], dtype=u.dtype) == y, u, 0.0)
+    )
 
 
 def dense(evaluation):
@@ -55,17 +59,23 @@ def test_predictor_covariance(x64, family):
     q, covariance = make(family, 6)
     jacobian = np.random.default_rng(0).normal(size=(4, 3, 6))
     exact = np.einsum("nkd,de,nle->nkl", jacobian, covariance, jacobian)
-    np.testing.assert_allclose(jax.jit(predictor_covariance)(q, jacobian), exact, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(
+        jax.jit(predictor_covariance)(q, jacobian), exact, rtol=1e-12, atol=1e-13
+    )
 
 
 def test_root_of_singular_covariances(x64):
     a = np.random.default_rng(0).normal(size=(4, 2))
     singular = a @ a.T
-    cases = np.stack([singular, np.zeros((4, 4)), np.eye(4), np.diag([0.0, 2.0, 0.0, 1e-30])])
+    cases = np.stack(
+        [singular, np.zeros((4, 4)), np.eye(4), np.diag([0.0, 2.0, 0.0, 1e-30])]
+    )
     with jax.debug_nans(True):
         factor = np.asarray(jax.jit(root)(cases))
         gradient = jax.jit(jax.grad(lambda c: jnp.sum(root(c))))(cases)
-    np.testing.assert_allclose(factor @ factor.transpose(0, 2, 1), cases, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(
+        factor @ factor.transpose(0, 2, 1), cases, rtol=1e-12, atol=1e-14
+    )
     assert np.all(factor == np.tril(factor))
     assert np.all(np.isfinite(gradient))
     # What is not finite stays so, and its round is rejected.
@@ -76,34 +86,54 @@ def test_root_of_singular_covariances(x64):
 @pytest.mark.full
 def test_two_classes_are_the_logistic_loss(x64):
     q, _ = make("MeanField", 4)
-    ours = jax.jit(ex.softmax(2, num_nodes=30).evaluate)(q, jnp.asarray(X), jnp.asarray([0.0, 1.0, 1.0]))
+    ours = jax.jit(ex.softmax(2, num_nodes=30).evaluate)(
+        q, jnp.asarray(X), jnp.asarray([0.0, 1.0, 1.0])
+    )
     logistic = ex.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u), num_nodes=30)
     # The difference of the two predictors is one with the coefficients θ_0 - θ_1.
     m, scale = np.asarray(q.loc), np.asarray(q.scale)
     half = nt.families.MeanField(
-        jnp.asarray(m[:2] - m[2:]), jnp.asarray(np.sqrt(np.square(scale[:2]) + np.square(scale[2:])))
+        jnp.asarray(m[:2] - m[2:]),
+        jnp.asarray(np.sqrt(np.square(scale[:2]) + np.square(scale[2:]))),
     )
-    theirs = jax.jit(logistic.evaluate)(half, jnp.asarray(X), jnp.asarray([1.0, -1.0, -1.0]))
+    theirs = jax.jit(logistic.evaluate)(
+        half, jnp.asarray(X), jnp.asarray([1.0, -1.0, -1.0])
+    )
     np.testing.assert_allclose(ours.expected, theirs.expected, rtol=1e-12)
     grad_loc, grad_var = np.asarray(theirs.grad_loc), np.asarray(theirs.grad_var)
-    np.testing.assert_allclose(ours.grad_loc, np.concatenate([grad_loc, -grad_loc]), rtol=1e-11)
-    np.testing.assert_allclose(ours.grad_var, np.concatenate([grad_var, grad_var]), rtol=1e-7)
+    np.testing.assert_allclose(
+        ours.grad_loc, np.concatenate([grad_loc, -grad_loc]), rtol=1e-11
+    )
+    np.testing.assert_allclose(
+        ours.grad_var, np.concatenate([grad_var, grad_var]), rtol=1e-7
+    )
 
 
 DRAWN = {
     "softmax": ex.softmax(3, num_draws=4),
-    "predictor_monte_carlo": ex.predictor_monte_carlo(cross_entropy, num_outputs=3, num_draws=4),
+    "predictor_monte_carlo": ex.predictor_monte_carlo(
+        cross_entropy, num_outputs=3, num_draws=4
+    ),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "curvature"),
-    tiered(itertools.product(DRAWN, ["hessian", "fisher"]), unit=[("predictor_monte_carlo", "fisher")]),
+    tiered(
+        itertools.product(DRAWN, ["hessian", "fisher"]),
+        unit=[("predictor_monte_carlo", "fisher")],
+    ),
 )
 def test_draws_are_unbiased(x64, key, name, curvature):
     q, covariance = make("FullRank", 6)
     exact = oracles.expected_linear_outputs_loss(
-        oracles.softmax_loss, oracles.softmax_slope, np.asarray(q.loc), covariance, X, CLASSES, 3
+        oracles.softmax_loss,
+        oracles.softmax_slope,
+        np.asarray(q.loc),
+        covariance,
+        X,
+        CLASSES,
+        3,
     )
     second = exact["fisher" if curvature == "fisher" else "grad_var"]
     num_keys = 400
@@ -113,19 +143,31 @@ def test_draws_are_unbiased(x64, key, name, curvature):
     @jax.jit
     @jax.vmap
     def evaluate(k):
-        e = expectation.evaluate(q, jnp.asarray(X), jnp.asarray(CLASSES), rng_key=k, curvature=curvature)
+        e = expectation.evaluate(
+            q, jnp.asarray(X), jnp.asarray(CLASSES), rng_key=k, curvature=curvature
+        )
         return e.expected, e.grad_loc, e.grad_var.dense()
 
     draws = evaluate(jax.random.split(key, num_keys))
-    for drawn, target in zip(map(np.asarray, draws), (exact["expected"], exact["grad_loc"], second), strict=True):
+    for drawn, target in zip(
+        map(np.asarray, draws),
+        (exact["expected"], exact["grad_loc"], second),
+        strict=True,
+    ):
         error = np.std(drawn, 0, ddof=1) / np.sqrt(num_keys)
         assert np.all(np.abs(np.mean(drawn, 0) - target) < 5 * error + 1e-12)
         assert np.max(error) > 0
 
 
 def test_what_draws_needs_a_key_beside_a_model_too():
-    for draws, needs_key in ((ex.predictor_monte_carlo, True), (ex.gauss_hermite, False)):
-        assert draws(predictor="eta", num_outputs=3).bind(two_sites()).needs_key == needs_key
+    for draws, needs_key in (
+        (ex.predictor_monte_carlo, True),
+        (ex.gauss_hermite, False),
+    ):
+        assert (
+            draws(predictor="eta", num_outputs=3).bind(two_sites()).needs_key
+            == needs_key
+        )
 
 
 def test_the_loss_of_a_model_is_that_of_all_sites_by_row():
@@ -134,7 +176,9 @@ def test_the_loss_of_a_model_is_that_of_all_sites_by_row():
     losses = bound.loss(theta, jnp.asarray(X), jnp.asarray(CLASSES))
     predictors = X @ np.reshape(theta, (3, 2)).T
     # Untempered: the weights are left out.
-    expected = [2 * float(cross_entropy(u, y)) for u, y in zip(predictors, CLASSES, strict=True)]
+    expected = [
+        2 * float(cross_entropy(u, y)) for u, y in zip(predictors, CLASSES, strict=True)
+    ]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
@@ -164,9 +208,14 @@ def test_a_model_with_several_outputs_and_two_sites(x64, family, curvature):
     mask = jnp.asarray([True, False, True])
     bare = ex.gauss_hermite(cross_entropy, num_outputs=3, num_nodes=12)
     ours, theirs = jax.jit(
-        lambda q: [e.evaluate(q, x, y, curvature=curvature, mask=mask) for e in (named.bind(model), bare)]
+        lambda q: [
+            e.evaluate(q, x, y, curvature=curvature, mask=mask)
+            for e in (named.bind(model), bare)
+        ]
     )(q)
-    np.testing.assert_allclose(ours.expected, 2 * np.asarray(theirs.expected), rtol=1e-12)
+    np.testing.assert_allclose(
+        ours.expected, 2 * np.asarray(theirs.expected), rtol=1e-12
+    )
     np.testing.assert_allclose(ours.grad_loc, theirs.grad_loc, rtol=1e-12)
     np.testing.assert_allclose(dense(ours), dense(theirs), rtol=1e-10, atol=1e-12)
 
@@ -175,9 +224,16 @@ def test_a_model_with_several_outputs_and_two_sites(x64, family, curvature):
 def test_gauss_newton_of_several_outputs_by_draws_of_the_parameters(x64, key):
     # At a point every draw is the mean.
     q = nt.families.MeanField(make("MeanField", 6)[0].loc, jnp.zeros(6))
-    data, mask = (jnp.asarray(X), jnp.asarray(CLASSES)), jnp.asarray([True, False, True])
-    draws = ex.monte_carlo(predictor="eta", num_outputs=3, num_particles=2).bind(two_sites())
-    named = ex.gauss_hermite(predictor="eta", num_outputs=3, num_nodes=2).bind(two_sites())
+    data, mask = (
+        (jnp.asarray(X), jnp.asarray(CLASSES)),
+        jnp.asarray([True, False, True]),
+    )
+    draws = ex.monte_carlo(predictor="eta", num_outputs=3, num_particles=2).bind(
+        two_sites()
+    )
+    named = ex.gauss_hermite(predictor="eta", num_outputs=3, num_nodes=2).bind(
+        two_sites()
+    )
     ours = jax.jit(lambda q: draws.evaluate(q, *data, rng_key=key, mask=mask))(q)
     theirs = jax.jit(lambda q: named.evaluate(q, *data, mask=mask))(q)
     np.testing.assert_allclose(ours.grad_var, theirs.grad_var, rtol=1e-10)
@@ -190,20 +246,31 @@ def test_softmax_learns_in_a_stream(key):
     y = jnp.argmax(x @ truth.T, axis=-1)
     rule = nt.online.ngvi()
     prior = nt.families.FullRank(jnp.zeros(6), jnp.eye(6))
-    state, losses = nt.online.run(rule, ex.softmax(3, num_nodes=6), rule.init(prior), x, y)
+    state, losses = nt.online.run(
+        rule, ex.softmax(3, num_nodes=6), rule.init(prior), x, y
+    )
     assert int(state.rejected) == 0
     assert np.mean(losses.at_mean[:50]) > 2 * np.mean(losses.at_mean[-100:])
 
 
 def test_arguments(call, key):
-    with pytest.raises(ValueError, match=r"20 nodes in each of 4 dimensions are 160000.*predictor_monte_carlo"):
+    with pytest.raises(
+        ValueError,
+        match=r"20 nodes in each of 4 dimensions are 160000.*predictor_monte_carlo",
+    ):
         ex.gauss_hermite(cross_entropy, num_outputs=4)
-    with pytest.raises(ValueError, match=r"20 nodes in each of 9 dimensions.*num_draws"):
+    with pytest.raises(
+        ValueError, match=r"20 nodes in each of 9 dimensions.*num_draws"
+    ):
         ex.softmax(10)
     for make_one in (ex.gauss_hermite, ex.predictor_monte_carlo):
-        with pytest.raises(ValueError, match="num_outputs must be an integer of at least 1, got 0"):
+        with pytest.raises(
+            ValueError, match="num_outputs must be an integer of at least 1, got 0"
+        ):
             make_one(cross_entropy, num_outputs=0)
-    with pytest.raises(ValueError, match="num_classes must be an integer of at least 2"):
+    with pytest.raises(
+        ValueError, match="num_classes must be an integer of at least 2"
+    ):
         ex.softmax(1)
     with pytest.raises(ValueError, match="num_draws must be an integer of at least 1"):
         ex.softmax(3, num_draws=0)
@@ -211,10 +278,20 @@ def test_arguments(call, key):
         ex.predictor_monte_carlo(num_outputs=3)
     q = nt.families.MeanField(jnp.zeros(6), jnp.ones(6))
     with pytest.raises(TypeError, match=r"needs a model.*for a bare stream"):
-        call(ex.predictor_monte_carlo(num_outputs=3, predictor="eta").evaluate, q, X, CLASSES)
-    with pytest.raises(ValueError, match=r"softmax\(num_draws=...\) needs an rng_key.*to run or update"):
+        call(
+            ex.predictor_monte_carlo(num_outputs=3, predictor="eta").evaluate,
+            q,
+            X,
+            CLASSES,
+        )
+    with pytest.raises(
+        ValueError, match=r"softmax\(num_draws=...\) needs an rng_key.*to run or update"
+    ):
         call(ex.softmax(3, num_draws=2).evaluate, q, jnp.ones(2), 0.0)
-    with pytest.raises(ValueError, match=r"^expected x of shape.*3 d parameters, got \(4,\), \(\) and 6"):
+    with pytest.raises(
+        ValueError,
+        match=r"^expected x of shape.*3 d parameters, got \(4,\), \(\) and 6",
+    ):
         call(ex.softmax(3).evaluate, q, jnp.ones(4), 0.0)
     with pytest.raises(ValueError, match=r"expected x of shape.*d parameters, got"):
         call(ex.softmax(3).evaluate, q, jnp.ones((4, 2)), jnp.zeros(3))
@@ -228,12 +305,16 @@ def test_a_piecewise_linear_loss_of_several_outputs_has_fisher_curvature_alone(c
     expectation = ex.gauss_hermite(margin, num_outputs=2, num_nodes=6)
     with pytest.raises(ValueError, match=r"^the loss is.*piecewise linear.*fisher"):
         call(expectation.evaluate, q, jnp.ones(2), 0.0)
-    fisher = jax.jit(lambda q: expectation.evaluate(q, jnp.ones(2), 0.0, curvature="fisher"))(q)
+    fisher = jax.jit(
+        lambda q: expectation.evaluate(q, jnp.ones(2), 0.0, curvature="fisher")
+    )(q)
     assert np.all(np.asarray(fisher.grad_var) > 0)
 
 
 def network(theta, x):
-    hidden = jnp.tanh(jnp.sum(jnp.reshape(theta[:6], (3, 2)) * x[None, :], axis=-1) + theta[6:9])
+    hidden = jnp.tanh(
+        jnp.sum(jnp.reshape(theta[:6], (3, 2)) * x[None, :], axis=-1) + theta[6:9]
+    )
     return jnp.sum(theta[9:12] * hidden)
 
 
@@ -243,26 +324,38 @@ def test_a_linearised_network_is_the_extended_kalman_filter(x64, family):
     noise = 0.7
     expectation = ex.linearised(network, ex.squared(noise_scale=noise))
     x, y = jnp.asarray(X[0]), 0.8
-    f, jacobian = (np.asarray(a) for a in jax.jit(jax.value_and_grad(network))(q.loc, x))
+    f, jacobian = (
+        np.asarray(a) for a in jax.jit(jax.value_and_grad(network))(q.loc, x)
+    )
     ours = jax.jit(expectation.evaluate)(q, x, y)
     variance = jacobian @ covariance @ jacobian
     np.testing.assert_allclose(
-        ours.expected, ((y - f) ** 2 + variance) / (2 * noise**2) + np.log(noise * np.sqrt(2 * np.pi)), rtol=1e-12
+        ours.expected,
+        ((y - f) ** 2 + variance) / (2 * noise**2) + np.log(noise * np.sqrt(2 * np.pi)),
+        rtol=1e-12,
     )
     if family == "FullRank":
         rule = nt.online.ngvi()
         after, _ = nt.online.update(rule, expectation, rule.init(q), x, y)
         # Kalman's gain, from the textbook.
         gain = covariance @ jacobian / (variance + noise**2)
-        np.testing.assert_allclose(after.posterior.loc, np.asarray(q.loc) + gain * (y - f), rtol=1e-10)
+        np.testing.assert_allclose(
+            after.posterior.loc, np.asarray(q.loc) + gain * (y - f), rtol=1e-10
+        )
         left = np.asarray(after.posterior.factor)
-        np.testing.assert_allclose(left @ left.T, covariance - np.outer(gain, jacobian @ covariance), atol=1e-12)
+        np.testing.assert_allclose(
+            left @ left.T,
+            covariance - np.outer(gain, jacobian @ covariance),
+            atol=1e-12,
+        )
 
 
 @pytest.mark.slow
 def test_a_linearised_network_with_classes(x64):
     def classes(theta, x):
-        return jnp.stack([network(theta, x), network(theta[::-1], x), jnp.zeros((), theta.dtype)])
+        return jnp.stack(
+            [network(theta, x), network(theta[::-1], x), jnp.zeros((), theta.dtype)]
+        )
 
     q, covariance = make("FullRank", 12)
     expectation = ex.linearised(classes, ex.softmax(3, num_nodes=30))
@@ -273,8 +366,12 @@ def test_a_linearised_network_with_classes(x64):
         jacobian = np.asarray(jax.jacrev(classes)(q.loc, jnp.asarray(x)))
         # The third predictor is no random variable: the quadrature is over the other two.
         value, first, second, _ = oracles.expected_outputs_loss(
-            lambda v, y=y: oracles.softmax_loss(np.concatenate([v, 0 * v[..., :1]], -1), y),
-            lambda v, y=y: oracles.softmax_slope(np.concatenate([v, 0 * v[..., :1]], -1), y)[..., :2],
+            lambda v, y=y: oracles.softmax_loss(
+                np.concatenate([v, 0 * v[..., :1]], -1), y
+            ),
+            lambda v, y=y: oracles.softmax_slope(
+                np.concatenate([v, 0 * v[..., :1]], -1), y
+            )[..., :2],
             mean[:2],
             jacobian[:2] @ covariance @ jacobian[:2].T,
         )
@@ -293,13 +390,22 @@ def test_linearised_takes_a_loss_of_a_predictor(key):
         ex.gauss_hermite(predictor="eta"),
         cross_entropy,
     ):
-        with pytest.raises(TypeError, match="linearised needs the expectation of a predictor's loss"):
+        with pytest.raises(
+            TypeError, match="linearised needs the expectation of a predictor's loss"
+        ):
             ex.linearised(network, wrong)
     q = nt.families.MeanField(jnp.zeros(12), jnp.ones(12))
-    with pytest.raises(ValueError, match=r"predict must return shape \(3,\) for one datum, got \(\)"):
+    with pytest.raises(
+        ValueError, match=r"predict must return shape \(3,\) for one datum, got \(\)"
+    ):
         ex.linearised(network, ex.softmax(3)).evaluate(q, jnp.ones(2), 0.0)
-    with pytest.raises(ValueError, match=r"^expected x of shape \(n, f\) with y of shape \(n, ...\), got"):
+    with pytest.raises(
+        ValueError,
+        match=r"^expected x of shape \(n, f\) with y of shape \(n, ...\), got",
+    ):
         ex.linearised(network, ex.squared()).evaluate(q, jnp.ones((3, 2)), jnp.ones(2))
-    draws = ex.linearised(lambda t, x: jnp.stack([t[0], t[1]]), ex.softmax(2, num_draws=3))
+    draws = ex.linearised(
+        lambda t, x: jnp.stack([t[0], t[1]]), ex.softmax(2, num_draws=3)
+    )
     assert draws.needs_key
     assert np.isfinite(draws.evaluate(q, jnp.ones(2), 0.0, rng_key=key).expected)

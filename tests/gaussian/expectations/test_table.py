@@ -15,7 +15,15 @@ from numpyro_tempered.gaussian.families import Rows, family_of
 
 pytestmark = pytest.mark.usefixtures("strict")
 
-X = np.array([[1.0, -0.6, 0.5], [0.0, 0.3, -1.0], [-0.7, 1.1, 0.4], [0.1, 0.0, 0.0], [0.8, 0.5, -1.2]])
+X = np.array(
+    [
+        [1.0, -0.6, 0.5],
+        [0.0, 0.3, -1.0],
+        [-0.7, 1.1, 0.4],
+        [0.1, 0.0, 0.0],
+        [0.8, 0.5, -1.2],
+    ]
+)
 LABELS = np.array([1.0, -1.0, -1.0, 1.0, 1.0])
 OUTCOMES = np.array([0.4, -3.0, 2.0, 0.1, 5.0])
 COUNTS = np.array([0.0, 3.0, 1.0, 2.0, 7.0])
@@ -60,9 +68,15 @@ def outer(theta, x):
 
 SOFTMAX = (oracles.softmax_loss, oracles.softmax_slope, CLASSES, None, 3)
 BILINEAR = (
-    lambda u, y: u[..., 0] ** 2 * u[..., 1] - y[0] * u[..., 1] + y[1] * u[..., 0] * u[..., 1],
+    lambda u, y: (
+        u[..., 0] ** 2 * u[..., 1] - y[0] * u[..., 1] + y[1] * u[..., 0] * u[..., 1]
+    ),
     lambda u, y: np.stack(
-        [2 * u[..., 0] * u[..., 1] + y[1] * u[..., 1], u[..., 0] ** 2 - y[0] + y[1] * u[..., 0]], axis=-1
+        [
+            2 * u[..., 0] * u[..., 1] + y[1] * u[..., 1],
+            u[..., 0] ** 2 - y[0] + y[1] * u[..., 0],
+        ],
+        axis=-1,
     ),
     PAIRS,
     None,
@@ -79,11 +93,17 @@ CASES = {
     "probit": scalar(ex.probit(num_nodes=60), "probit", LABELS),
     "logistic": scalar(ex.logistic(num_nodes=60), "logistic", LABELS),
     # Its branch points lie 2 from the real line: 60 nodes leave 3e-9 at s = 1.2.
-    "student": scalar(ex.gauss_hermite(student, num_nodes=60), "student", OUTCOMES, 1e-8),
-    "linearised": scalar(ex.linearised(inner, ex.pinball(0.9)), "quantile_90", OUTCOMES),
+    "student": scalar(
+        ex.gauss_hermite(student, num_nodes=60), "student", OUTCOMES, 1e-8
+    ),
+    "linearised": scalar(
+        ex.linearised(inner, ex.pinball(0.9)), "quantile_90", OUTCOMES
+    ),
     "bilinear": Case(ex.gauss_hermite(bilinear, num_outputs=2, num_nodes=4), *BILINEAR),
     "softmax": Case(ex.softmax(3, num_nodes=40), *SOFTMAX, tolerance=1e-8),
-    "linearised-softmax": Case(ex.linearised(outer, ex.softmax(3, num_nodes=40)), *SOFTMAX, tolerance=1e-8),
+    "linearised-softmax": Case(
+        ex.linearised(outer, ex.softmax(3, num_nodes=40)), *SOFTMAX, tolerance=1e-8
+    ),
 }
 FAMILIES = ("MeanField", "FullRank", "LowRank")
 
@@ -105,7 +125,11 @@ def make(name, d, dtype=None):
         diag, columns = scale**-2, rng.normal(0.0, 1.5, (d, 2))
         q = nt.families.LowRank(m, diag, columns)
         covariance = np.linalg.inv(np.diag(diag) + columns @ columns.T)
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, dtype)), q), m, covariance
+    return (
+        jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, dtype)), q),
+        m,
+        covariance,
+    )
 
 
 def reference(name, family, rows=ALL):
@@ -120,8 +144,12 @@ def reference_of_row(name, family, row):
     _, m, covariance = make(family, dimension(case))
     x, y = X[[row]], case.y[[row]]
     if case.num_outputs is None:
-        return oracles.expected_full_loss(case.loss, case.slope, m, covariance, x, y, case.kinks)
-    return oracles.expected_linear_outputs_loss(case.loss, case.slope, m, covariance, x, y, case.num_outputs)
+        return oracles.expected_full_loss(
+            case.loss, case.slope, m, covariance, x, y, case.kinks
+        )
+    return oracles.expected_linear_outputs_loss(
+        case.loss, case.slope, m, covariance, x, y, case.num_outputs
+    )
 
 
 def matrix(grad_var):
@@ -130,10 +158,14 @@ def matrix(grad_var):
 
 def check(ours, exact, curvature, **tolerance):
     for field in ("at_mean", "expected", "grad_loc"):
-        np.testing.assert_allclose(getattr(ours, field), exact[field], err_msg=field, **tolerance)
+        np.testing.assert_allclose(
+            getattr(ours, field), exact[field], err_msg=field, **tolerance
+        )
     second = exact["fisher" if curvature == "fisher" else "grad_var"]
     grad_var = matrix(ours.grad_var)
-    np.testing.assert_allclose(grad_var, second if np.ndim(grad_var) == 2 else np.diag(second), **tolerance)
+    np.testing.assert_allclose(
+        grad_var, second if np.ndim(grad_var) == 2 else np.diag(second), **tolerance
+    )
 
 
 def shown(evaluation):
@@ -163,11 +195,17 @@ def rows(default, slow):
             return []
         return pytest.mark.slow if slow(name, family) else pytest.mark.full
 
-    return [pytest.param(name, family, marks=mark(name, family)) for name in CASES for family in FAMILIES]
+    return [
+        pytest.param(name, family, marks=mark(name, family))
+        for name in CASES
+        for family in FAMILIES
+    ]
 
 
 ROWS = rows(DEFAULT, slow=lambda name, family: name in ALIKE and family != "MeanField")
-ROWS_32 = rows({("logistic", "MeanField")}, slow=lambda name, family: family != "MeanField")
+ROWS_32 = rows(
+    {("logistic", "MeanField")}, slow=lambda name, family: family != "MeanField"
+)
 
 
 @pytest.fixture(params=CASES)
@@ -182,7 +220,10 @@ def test_value_gradients_and_masks(x64, name, family):
 
     @jax.jit
     def evaluate(q, x, y, mask):
-        return {c: case.expectation.evaluate(q, x, y, curvature=c, mask=mask) for c in ("hessian", "fisher")}
+        return {
+            c: case.expectation.evaluate(q, x, y, curvature=c, mask=mask)
+            for c in ("hessian", "fisher")
+        }
 
     for kept, exact in (
         (np.ones(len(X), bool), reference(name, family)),
@@ -212,7 +253,9 @@ def test_float32_mapped_over_data(name, family):
     np.testing.assert_array_equal(np.isnan(missing.expected), np.arange(len(X)) == 1)
 
 
-@pytest.mark.parametrize("name", tiered(sorted(CASES.keys() - ALIKE), unit=["poisson", "softmax"]))
+@pytest.mark.parametrize(
+    "name", tiered(sorted(CASES.keys() - ALIKE), unit=["poisson", "softmax"])
+)
 def test_without_spread(x64, name):
     case = CASES[name]
     q, m, _ = make("FullRank", dimension(case))
@@ -220,7 +263,10 @@ def test_without_spread(x64, name):
 
     @jax.jit
     def evaluate(q, x, y):
-        return {c: shown(case.expectation.evaluate(q, x, y, curvature=c)) for c in ("hessian", "fisher")}
+        return {
+            c: shown(case.expectation.evaluate(q, x, y, curvature=c))
+            for c in ("hessian", "fisher")
+        }
 
     with jax.debug_nans(True):
         found = evaluate(point, jnp.asarray(X), jnp.asarray(case.y))
@@ -231,7 +277,10 @@ def test_without_spread(x64, name):
         slope = np.atleast_1d(case.slope(u, yi))
         h = 1e-5
         steps = h * np.eye(len(slope)) if case.num_outputs else [h]
-        hessian = [np.atleast_1d(case.slope(u + e, yi) - case.slope(u - e, yi)) / (2 * h) for e in steps]
+        hessian = [
+            np.atleast_1d(case.slope(u + e, yi) - case.slope(u - e, yi)) / (2 * h)
+            for e in steps
+        ]
         value = value + case.loss(u, yi)
         first = first + jacobian.T @ slope
         second = second + 0.5 * jacobian.T @ np.array(hessian) @ jacobian
@@ -251,13 +300,21 @@ def test_a_diagonal_covariance_is_the_mean_field(x64, name):
     case = CASES[name]
     q, m, _ = make("MeanField", dimension(case))
     full = nt.families.FullRank(q.loc, jnp.asarray(np.diag(q.scale)))
-    low = nt.families.LowRank(q.loc, jnp.asarray(1 / np.square(q.scale)), jnp.zeros((len(m), 1)))
+    low = nt.families.LowRank(
+        q.loc, jnp.asarray(1 / np.square(q.scale)), jnp.zeros((len(m), 1))
+    )
     evaluate = jax.jit(lambda q, x, y: shown(case.expectation.evaluate(q, x, y)))
-    ours, *others = (evaluate(p, jnp.asarray(X), jnp.asarray(case.y)) for p in (q, full, low))
+    ours, *others = (
+        evaluate(p, jnp.asarray(X), jnp.asarray(case.y)) for p in (q, full, low)
+    )
     for other in others:
         np.testing.assert_allclose(other.expected, ours.expected, rtol=1e-12)
-        np.testing.assert_allclose(other.grad_loc, ours.grad_loc, rtol=1e-11, atol=1e-12)
-        np.testing.assert_allclose(np.diag(other.grad_var), ours.grad_var, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(
+            other.grad_loc, ours.grad_loc, rtol=1e-11, atol=1e-12
+        )
+        np.testing.assert_allclose(
+            np.diag(other.grad_var), ours.grad_var, rtol=1e-10, atol=1e-12
+        )
 
 
 def test_the_loss_itself(x64, case):
@@ -269,4 +326,7 @@ def test_the_loss_itself(x64, case):
 
 
 def test_quadratic_is_said_of_the_quadratic_alone():
-    assert {name for name, case in CASES.items() if case.expectation.quadratic} == {"squared", "gaussian"}
+    assert {name for name, case in CASES.items() if case.expectation.quadratic} == {
+        "squared",
+        "gaussian",
+    }

@@ -22,22 +22,32 @@ def precision_of(q):
 
 
 @pytest.mark.parametrize(
-    ("keep", "pull"), tiered([(0.8, 0.3), (0.8, 0.0), (1.0, 0.0)], unit=[(0.8, 0.3), (0.8, 0.0)])
+    ("keep", "pull"),
+    tiered([(0.8, 0.3), (0.8, 0.0), (1.0, 0.0)], unit=[(0.8, 0.3), (0.8, 0.0)]),
 )
-def test_a_step_keeps_a_part_of_the_precision_and_is_pulled_to_the_prior(keep, pull, x64):
-    q, prior = nt.families.LowRank(LOC, DIAG, FACTOR), nt.families.LowRank(PRIOR_LOC, PRIOR_DIAG, PRIOR_FACTOR)
+def test_a_step_keeps_a_part_of_the_precision_and_is_pulled_to_the_prior(
+    keep, pull, x64
+):
+    q, prior = (
+        nt.families.LowRank(LOC, DIAG, FACTOR),
+        nt.families.LowRank(PRIOR_LOC, PRIOR_DIAG, PRIOR_FACTOR),
+    )
 
     @jax.jit
     def step(q, prior):
         family = family_of(q)
-        return family.natural_step(family.start(q), q, prior, FORCE, Rows(X, WEIGHTS), Gain(0.5, keep, pull))[0]
+        return family.natural_step(
+            family.start(q), q, prior, FORCE, Rows(X, WEIGHTS), Gain(0.5, keep, pull)
+        )[0]
 
     after = step(*(jax.tree.map(jnp.asarray, each) for each in (q, prior)))
     of_prior = precision_of(prior)
     expected = keep * precision_of(q) + pull * of_prior + 2 * 0.5 * (X.T * WEIGHTS) @ X
     np.testing.assert_allclose(precision_of(after), expected, rtol=1e-9, atol=1e-10)
     force = 0.5 * FORCE + pull * of_prior @ (LOC - PRIOR_LOC)
-    np.testing.assert_allclose(after.loc, LOC - np.linalg.solve(expected, force), rtol=1e-9)
+    np.testing.assert_allclose(
+        after.loc, LOC - np.linalg.solve(expected, force), rtol=1e-9
+    )
 
 
 def test_another_family_becomes_low_rank_by_its_precision(x64):
@@ -45,14 +55,26 @@ def test_another_family_becomes_low_rank_by_its_precision(x64):
     root = np.array([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [-0.3, 0.2, 0.7]])
     convert = jax.jit(family_of(like).convert)
     full = convert(nt.families.FullRank(jnp.asarray(LOC), jnp.asarray(root)), like)
-    np.testing.assert_allclose(precision_of(full), np.linalg.inv(root @ root.T), rtol=1e-8, atol=1e-10)
-    diagonal = convert(nt.families.MeanField(jnp.asarray(LOC), jnp.asarray([0.5, 1.0, 2.0])), like)
-    np.testing.assert_allclose(precision_of(diagonal), np.diag([4.0, 1.0, 0.25]), atol=1e-12)
-    wider = nt.families.LowRank(jnp.asarray(LOC), jnp.asarray(DIAG), jnp.asarray(FACTOR))
+    np.testing.assert_allclose(
+        precision_of(full), np.linalg.inv(root @ root.T), rtol=1e-8, atol=1e-10
+    )
+    diagonal = convert(
+        nt.families.MeanField(jnp.asarray(LOC), jnp.asarray([0.5, 1.0, 2.0])), like
+    )
+    np.testing.assert_allclose(
+        precision_of(diagonal), np.diag([4.0, 1.0, 0.25]), atol=1e-12
+    )
+    wider = nt.families.LowRank(
+        jnp.asarray(LOC), jnp.asarray(DIAG), jnp.asarray(FACTOR)
+    )
     assert family_of(like).convert(wider, like) is wider
-    fewer = convert(wider, nt.families.LowRank(jnp.zeros(3), jnp.ones(3), jnp.zeros((3, 1))))
+    fewer = convert(
+        wider, nt.families.LowRank(jnp.zeros(3), jnp.ones(3), jnp.zeros((3, 1)))
+    )
     # The diagonal of the precision stays.
-    np.testing.assert_allclose(np.diag(precision_of(fewer)), np.diag(precision_of(wider)), rtol=1e-8)
+    np.testing.assert_allclose(
+        np.diag(precision_of(fewer)), np.diag(precision_of(wider)), rtol=1e-8
+    )
     np.testing.assert_allclose(fewer.loc, LOC)
 
 

@@ -31,7 +31,9 @@ def test_coordinate_maps_are_inverse(loc, scale):
             (mean_field.from_natural, mean_field.to_natural),
             (mean_field.from_expectation, mean_field.to_expectation),
         ):
-            np.testing.assert_allclose(np.stack(back(there(q))), np.stack(q), rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                np.stack(back(there(q))), np.stack(q), rtol=1e-9, atol=1e-12
+            )
 
 
 @SETTINGS
@@ -48,13 +50,17 @@ def test_kl_is_a_divergence(loc, scale, other_loc, other_scale):
 def test_kl_prox_is_stationary(loc, scale, grad_loc, grad_scale, step_size):
     with enable_x64():
         anchor = gaussian(loc, scale)
-        q = mean_field.kl_prox(anchor, MeanField(jnp.array([grad_loc]), jnp.array([grad_scale])), step_size)
+        q = mean_field.kl_prox(
+            anchor, MeanField(jnp.array([grad_loc]), jnp.array([grad_scale])), step_size
+        )
         # Derivatives of <g, mu> + KL(q, anchor) / step_size.
         in_loc = grad_loc + (q.loc - loc) / scale**2 / step_size
         in_scale = grad_scale + (q.scale / scale**2 - 1 / q.scale) / step_size
         size = 1 + abs(grad_loc) + abs(grad_scale) + 1 / (step_size * scale)
         np.testing.assert_allclose(in_loc, 0.0, atol=1e-10 * size)
-        np.testing.assert_allclose(in_scale, 0.0, atol=1e-8 * size * (1 + abs(grad_scale)))
+        np.testing.assert_allclose(
+            in_scale, 0.0, atol=1e-8 * size * (1 + abs(grad_scale))
+        )
 
 
 @SETTINGS

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.gaussian.families import Gain, LowRank, Rows, family_of, rank_updates
+from numpyro_tempered.gaussian.families import (
+    Gain,
+    LowRank,
+    Rows,
+    family_of,
+    rank_updates,
+)
 
 D, RANK = 6, 2
 ADD, REMOVE = jax.jit(rank_updates.add_columns), jax.jit(rank_updates.remove_columns)
@@ -18,7 +24,9 @@ def outer(factor):
 
 def updated(update, factor, columns):
     """U'U'ᵀ and the diagonal beside it."""
-    total, diag = update(CompensatedSum.start(jnp.asarray(factor)), jnp.asarray(columns))
+    total, diag = update(
+        CompensatedSum.start(jnp.asarray(factor)), jnp.asarray(columns)
+    )
     return outer(total.value), np.asarray(diag)
 
 
@@ -28,7 +36,9 @@ def test_added_columns_stay_as_directions_or_on_the_diagonal(x64, num_columns):
     plane = np.linalg.qr(rng.normal(size=(D, RANK)))[0]
     # Strong data in a plane and weak ones beside it.
     root = 10 * plane @ rng.normal(size=(RANK, RANK))
-    columns = 3 * plane @ rng.normal(size=(RANK, num_columns)) + 0.1 * rng.normal(size=(D, num_columns))
+    columns = 3 * plane @ rng.normal(size=(RANK, num_columns)) + 0.1 * rng.normal(
+        size=(D, num_columns)
+    )
     whole = outer(root) + outer(columns)
     ours, diag = updated(ADD, root, columns)
     rest = whole - ours
@@ -47,7 +57,9 @@ def test_added_columns_of_the_rank_are_exact(x64, num_columns):
     square = rng.normal(size=(RANK, RANK))
     for mix in (square, square * [1.0, 0.0], 0.0 * square):
         ours, diag = updated(ADD, plane @ mix, columns)
-        np.testing.assert_allclose(ours, outer(plane @ mix) + outer(columns), rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(
+            ours, outer(plane @ mix) + outer(columns), rtol=1e-9, atol=1e-10
+        )
         np.testing.assert_allclose(diag, 0.0, atol=1e-12)
     # Nothing added changes nothing.
     ours, diag = updated(ADD, plane, 0 * columns)
@@ -68,12 +80,16 @@ def test_removed_columns_come_off_the_directions_or_the_diagonal(x64):
     root = rng.normal(size=(D, RANK))
     columns = root @ (0.5 * np.linalg.qr(rng.normal(size=(RANK, RANK)))[0])
     ours, diag = updated(REMOVE, root, columns)
-    np.testing.assert_allclose(ours, outer(root) - outer(columns), rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(
+        ours, outer(root) - outer(columns), rtol=1e-9, atol=1e-10
+    )
     np.testing.assert_allclose(diag, 0.0, atol=1e-12)
     # Columns beside the span, and more than there is: the diagonal pays, of the right sum.
     for others in (columns + 0.3 * rng.normal(size=(D, RANK)), 3 * root):
         ours, diag = updated(REMOVE, root, others)
-        np.testing.assert_allclose(np.diag(ours) - diag, np.diag(outer(root) - outer(others)), rtol=1e-9)
+        np.testing.assert_allclose(
+            np.diag(ours) - diag, np.diag(outer(root) - outer(others)), rtol=1e-9
+        )
         assert np.all(diag >= 0)
         assert np.all(np.isfinite(ours))
 
@@ -88,11 +104,15 @@ def test_a_step_of_rows_of_either_sign_is_exact_within_the_span(x64):
     @jax.jit
     def step(weights):
         grad_var = Rows(jnp.asarray(rows), weights)
-        return family_of(q).natural_step(family_of(q).start(q), q, q, jnp.asarray(force), grad_var, Gain(0.5))[0]
+        return family_of(q).natural_step(
+            family_of(q).start(q), q, q, jnp.asarray(force), grad_var, Gain(0.5)
+        )[0]
 
     ours, exact = step(weights), 2 * np.eye(D) + outer(root) + (rows.T * weights) @ rows
     precision = np.diag(ours.precision_diag) + outer(ours.precision_factor)
     np.testing.assert_allclose(precision, exact, rtol=1e-9, atol=1e-10)
-    np.testing.assert_allclose(ours.loc, -0.5 * np.linalg.solve(exact, force), rtol=1e-9)
+    np.testing.assert_allclose(
+        ours.loc, -0.5 * np.linalg.solve(exact, force), rtol=1e-9
+    )
     # A precision that would not be positive definite is NaN, which the drivers refuse.
     assert np.all(np.isnan(step(1e4 * weights).loc))

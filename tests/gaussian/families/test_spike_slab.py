@@ -42,7 +42,9 @@ kl = jax.jit(kl)
 
 
 def family(values):
-    return SpikeSlab(*(jnp.asarray(np.array([value], jnp.result_type(float))) for value in values))
+    return SpikeSlab(
+        *(jnp.asarray(np.array([value], jnp.result_type(float))) for value in values)
+    )
 
 
 @pytest.mark.parametrize(("q", "p"), CASES)
@@ -54,7 +56,8 @@ def test_kl_is_that_of_quadrature(x64, q, p):
 def test_moments_are_those_of_quadrature(x64):
     q = (0.3, 0.5, 0.7)
     first, second = (
-        integrate(lambda x, k=k: x**k * np.exp(np.log(q[0]) + log_normal(x, *q[1:])), q) for k in (1, 2)
+        integrate(lambda x, k=k: x**k * np.exp(np.log(q[0]) + log_normal(x, *q[1:])), q)
+        for k in (1, 2)
     )
     assert family(q).mean[0] == pytest.approx(first, rel=1e-10)
     assert family(q).variance[0] == pytest.approx(second - first**2, rel=1e-10)
@@ -63,13 +66,21 @@ def test_moments_are_those_of_quadrature(x64):
 def test_kl_at_gates_of_0_and_1(x64):
     p = family((0.2, 0.0, 2.0))
     slab = 0.5 * (0.25 + 0.25 - 1.0) - np.log(0.5)
-    assert kl(family((1.0, 1.0, 1.0)), p)[0] == pytest.approx(-np.log(0.2) + slab, rel=1e-12)
+    assert kl(family((1.0, 1.0, 1.0)), p)[0] == pytest.approx(
+        -np.log(0.2) + slab, rel=1e-12
+    )
     assert kl(family((0.0, 1.0, 1.0)), p)[0] == pytest.approx(-np.log(0.8), rel=1e-12)
 
 
 def test_kl_is_infinite_where_the_prior_excludes():
     off, between, on = (family((probs, 0.0, 1.0)) for probs in (0.0, 0.5, 1.0))
-    assert kl(between, off)[0] == kl(between, on)[0] == kl(on, off)[0] == kl(off, on)[0] == jnp.inf
+    assert (
+        kl(between, off)[0]
+        == kl(between, on)[0]
+        == kl(on, off)[0]
+        == kl(off, on)[0]
+        == jnp.inf
+    )
     assert kl(off, off)[0] == kl(on, on)[0] == 0.0
 
 
@@ -89,7 +100,9 @@ def test_gradients_are_never_nan(probs, prior):
 
 def test_kl_broadcasts_and_keeps_single_precision():
     single = jnp.float32
-    q = SpikeSlab(jnp.full((3, 1), 0.5, single), jnp.zeros(2, single), jnp.ones((), single))
+    q = SpikeSlab(
+        jnp.full((3, 1), 0.5, single), jnp.zeros(2, single), jnp.ones((), single)
+    )
     found = kl(q, SpikeSlab(0.5, 1.0, 1.0))
     assert found.shape == (3, 2)
     assert found.dtype == jnp.float32

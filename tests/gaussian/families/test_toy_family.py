@@ -11,7 +11,13 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_tempered as nt
-from numpyro_tempered.gaussian.families import Family, FullRank, MeanField, base, family_of
+from numpyro_tempered.gaussian.families import (
+    Family,
+    FullRank,
+    MeanField,
+    base,
+    family_of,
+)
 
 
 class Isotropic(NamedTuple):
@@ -29,7 +35,9 @@ def check(prior):
 def natural_step(memory, q, prior, grad_loc, grad_var, gain):
     of_q, of_prior = 1.0 / q.scale**2, 1.0 / prior.scale**2
     precision = (
-        jnp.mean(jnp.asarray(gain.keep)) * of_q + gain.pull * of_prior + 2.0 * gain.step * jnp.mean(grad_var)
+        jnp.mean(jnp.asarray(gain.keep)) * of_q
+        + gain.pull * of_prior
+        + 2.0 * gain.step * jnp.mean(grad_var)
     )
     force = gain.step * grad_loc + gain.pull * of_prior * (q.loc - prior.loc)
     return Isotropic(q.loc - force / precision, jax.lax.rsqrt(precision)), memory
@@ -43,7 +51,9 @@ def kl(q, p):
 
 def kl_prox_scaled(anchor, grads, rate):
     slope = 0.5 * rate * grads.scale / anchor.loc.size
-    return Isotropic(anchor.loc - rate * grads.loc, jnp.sqrt(anchor.scale**2 + slope**2) - slope)
+    return Isotropic(
+        anchor.loc - rate * grads.loc, jnp.sqrt(anchor.scale**2 + slope**2) - slope
+    )
 
 
 def merge(a, b, prior):
@@ -61,7 +71,9 @@ FAMILY = Family(
     name="Isotropic",
     check=check,
     sample=lambda rng_key, q, sample_shape=(): (
-        q.loc + q.scale * jax.random.normal(rng_key, (*sample_shape, *q.loc.shape), q.loc.dtype)
+        q.loc
+        + q.scale
+        * jax.random.normal(rng_key, (*sample_shape, *q.loc.shape), q.loc.dtype)
     ),
     kl=kl,
     root=scales,
@@ -74,8 +86,12 @@ FAMILY = Family(
     floor=lambda q, grad_var: (jnp.maximum(grad_var, 0.0), jnp.any(grad_var < 0.0)),
     merge=merge,
     from_root=lambda loc, root: Isotropic(loc, jnp.sqrt(jnp.mean(root**2))),
-    gradient=lambda q, grad_loc, grad_var: Isotropic(grad_loc, 2.0 * q.scale * jnp.sum(grad_var)),
-    kl_prox=lambda anchor, grads, rate: kl_prox_scaled(anchor, grads, rate * anchor.scale**2),
+    gradient=lambda q, grad_loc, grad_var: Isotropic(
+        grad_loc, 2.0 * q.scale * jnp.sum(grad_var)
+    ),
+    kl_prox=lambda anchor, grads, rate: kl_prox_scaled(
+        anchor, grads, rate * anchor.scale**2
+    ),
     kl_prox_scaled=kl_prox_scaled,
     descend=lambda q, grads, rate: Isotropic(
         q.loc - rate * grads.loc, jnp.maximum(q.scale - rate * grads.scale, 0.0)
@@ -127,17 +143,28 @@ def data(d, count=6):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("ngvi", "svb") else pytest.mark.full) for name in RULES]
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("ngvi", "svb") else pytest.mark.full)
+        for name in RULES
+    ],
 )
 def test_every_rule_takes_it(x64, name):
     """In one dimension it is the mean field, whose oracles hold for it."""
     x, y = data(1)
     ends = []
-    for prior in (Isotropic(np.array([0.2]), 0.8), MeanField(np.array([0.2]), np.array([0.8]))):
-        state, losses = nt.online.run(RULES[name], LOGISTIC, RULES[name].init(prior), x, y)
+    for prior in (
+        Isotropic(np.array([0.2]), 0.8),
+        MeanField(np.array([0.2]), np.array([0.8])),
+    ):
+        state, losses = nt.online.run(
+            RULES[name], LOGISTIC, RULES[name].init(prior), x, y
+        )
         assert int(state.count) == len(y)
         q = state.posterior
-        ends.append((q.loc, family_of(q).marginal_scale(q), losses.expected, losses.at_mean))
+        ends.append(
+            (q.loc, family_of(q).marginal_scale(q), losses.expected, losses.at_mean)
+        )
     for ours, theirs in zip(*ends, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
@@ -151,9 +178,15 @@ def test_an_aggregate_and_its_state_take_it(x64, tmp_path):
     start = rule.init(Isotropic(jnp.zeros(3), 1.0))
     state, _ = nt.online.run(rule, LOGISTIC, start, *data(3))
     assert isinstance(state.posterior, Isotropic)
-    assert float(nt.online.regret(state)) <= float(nt.online.regret_bound(state)) + 1e-12
+    assert (
+        float(nt.online.regret(state)) <= float(nt.online.regret_bound(state)) + 1e-12
+    )
     nt.online.save(tmp_path / "state.npz", state)
-    jax.tree.map(np.testing.assert_array_equal, nt.online.restore(tmp_path / "state.npz", like=start), state)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        nt.online.restore(tmp_path / "state.npz", like=start),
+        state,
+    )
 
 
 def test_halves_of_a_stream_merge(x64):
@@ -166,13 +199,23 @@ def test_halves_of_a_stream_merge(x64):
     rest, _ = nt.online.run(rule, SQUARED, start, *(leaf[1:] for leaf in rows))
     merged = nt.online.merge(rule, first, rest)
     # Three data on each coordinate: the exact posterior.
-    np.testing.assert_allclose(whole.posterior.scale, 1.0 / np.sqrt(0.25 + 3.0), rtol=1e-12)
-    np.testing.assert_allclose(whole.posterior.loc, (y[::2].sum() / 3.25, y[1::2].sum() / 3.25), rtol=1e-12)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), merged.posterior, whole.posterior)
+    np.testing.assert_allclose(
+        whole.posterior.scale, 1.0 / np.sqrt(0.25 + 3.0), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        whole.posterior.loc, (y[::2].sum() / 3.25, y[1::2].sum() / 3.25), rtol=1e-12
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12),
+        merged.posterior,
+        whole.posterior,
+    )
 
 
 def model(x, y=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 2.0).expand([x.shape[-1]]).to_event(1))
+    theta = numpyro.sample(
+        "theta", dist.Normal(0.0, 2.0).expand([x.shape[-1]]).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ theta)
     numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
 
@@ -188,16 +231,24 @@ def test_online_vi_takes_its_guide(x64, tmp_path, key):
     for i in range(0, 6, 2):
         state, _ = online.update(state, x[i : i + 2], y[i : i + 2])
     np.testing.assert_allclose(state.posterior.scale, 1.0 / np.sqrt(3.25), rtol=1e-6)
-    np.testing.assert_allclose(online.guide.median(online.get_params(state))["theta"], state.posterior.loc)
-    np.testing.assert_allclose(online.get_posterior(state).variance, np.full(2, 1 / 3.25), rtol=1e-6)
+    np.testing.assert_allclose(
+        online.guide.median(online.get_params(state))["theta"], state.posterior.loc
+    )
+    np.testing.assert_allclose(
+        online.get_posterior(state).variance, np.full(2, 1 / 3.25), rtol=1e-6
+    )
 
     nt.online.save(tmp_path / "state.npz", state)
     restored = nt.online.restore(tmp_path / "state.npz", like=state)
     jax.tree.map(np.testing.assert_array_equal, restored.posterior, state.posterior)
     # Other families convert to it, and it to others.
-    wide = online.init(key, x[:2], y[:2], prior=MeanField(jnp.zeros(2), jnp.array([3.0, 4.0])))
+    wide = online.init(
+        key, x[:2], y[:2], prior=MeanField(jnp.zeros(2), jnp.array([3.0, 4.0]))
+    )
     np.testing.assert_allclose(wide.posterior.scale, math.sqrt(12.5), rtol=1e-12)
-    full = nt.OnlineVI(model, nt.guides.AutoOnlineMultivariateNormal, nt.online.ngvi(), EXPECTATION)
+    full = nt.OnlineVI(
+        model, nt.guides.AutoOnlineMultivariateNormal, nt.online.ngvi(), EXPECTATION
+    )
     start = full.init(key, x[:2], y[:2], prior=state).posterior
     assert isinstance(start, FullRank)
     np.testing.assert_allclose(start.factor, np.eye(2) / np.sqrt(3.25), rtol=1e-6)
@@ -209,30 +260,47 @@ def test_online_vi_takes_its_guide(x64, tmp_path, key):
 def test_fit_gaussian_takes_its_guide(x64, key):
     x, y = np.concatenate([np.eye(2)] * 3), np.arange(6.0)
     for method in (nt.descent.natural_gradient(), nt.descent.forward_backward()):
-        fit = nt.fit_gaussian(key, model, AutoIsotropic, x, y, expectation=EXPECTATION, method=method)
+        fit = nt.fit_gaussian(
+            key, model, AutoIsotropic, x, y, expectation=EXPECTATION, method=method
+        )
         assert bool(fit.convergence.converged)
-        np.testing.assert_allclose(fit.params["auto_scale"], 1.0 / np.sqrt(3.25), rtol=1e-3)
-        np.testing.assert_allclose(fit.params["auto_loc"], [y[::2].sum() / 3.25, y[1::2].sum() / 3.25], rtol=1e-3)
+        np.testing.assert_allclose(
+            fit.params["auto_scale"], 1.0 / np.sqrt(3.25), rtol=1e-3
+        )
+        np.testing.assert_allclose(
+            fit.params["auto_loc"],
+            [y[::2].sum() / 3.25, y[1::2].sum() / 3.25],
+            rtol=1e-3,
+        )
     draws = nt.to_inference_data(fit, num_samples=50)
     assert draws.posterior["theta"].shape == (1, 50, 2)
 
 
 def test_rules_refuse_what_it_has_not():
     prior = Isotropic(jnp.zeros(2), 1.0)
-    with pytest.raises(TypeError, match=r"ewa is exact on FullRank, got Isotropic.*or take ngvi"):
+    with pytest.raises(
+        TypeError, match=r"ewa is exact on FullRank, got Isotropic.*or take ngvi"
+    ):
         nt.online.ewa(0.5).init(prior)
     nt.families.register(Isotropic, FAMILY._replace(kl_prox=None, from_root=None))
     with pytest.raises(
-        TypeError, match=r"svb does not work on Isotropic: take MeanField or FullRank\. Of the rules ngvi"
+        TypeError,
+        match=r"svb does not work on Isotropic: take MeanField or FullRank\. Of the rules ngvi",
     ):
         nt.online.svb(0.1).init(prior)
-    with pytest.raises(TypeError, match="aggregate does not work on Isotropic: take MeanField or FullRank"):
+    with pytest.raises(
+        TypeError,
+        match="aggregate does not work on Isotropic: take MeanField or FullRank",
+    ):
         nt.online.aggregate(nt.online.grid(nt.online.ngvi, step_size=[0.1])).init(prior)
     nt.families.register(Isotropic, FAMILY)
 
 
 def test_what_is_registered_is_checked():
-    with pytest.raises(TypeError, match=r"^a family.*a NamedTuple whose first field is loc, got <class 'dict'>"):
+    with pytest.raises(
+        TypeError,
+        match=r"^a family.*a NamedTuple whose first field is loc, got <class 'dict'>",
+    ):
         nt.families.register(dict, FAMILY)
     with pytest.raises(TypeError, match="takes a Family, got function"):
         nt.families.register(Isotropic, check)
@@ -243,7 +311,12 @@ def test_a_guide_without_a_start_says_what_it_lacks(key):
         pass
 
     def model(y=None):
-        numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(numpyro.sample("theta", dist.Normal(0.0, 1.0)), 1.0), obs=y
+        )
 
-    with pytest.raises(TypeError, match=r"Unfinished needs a method start_at\(loc, scale, moments\).*the family"):
+    with pytest.raises(
+        TypeError,
+        match=r"Unfinished needs a method start_at\(loc, scale, moments\).*the family",
+    ):
         nt.OnlineVI(model, Unfinished, nt.online.ngvi()).init(key, y=0.5)

@@ -45,7 +45,9 @@ def jackknife_se(functional, x, y, sd, step=1e-5):
         up, down = np.ones(len(y)), np.ones(len(y))
         up[k] += step
         down[k] -= step
-        derivative.append((functional(x, y, sd, up) - functional(x, y, sd, down)) / (2 * step))
+        derivative.append(
+            (functional(x, y, sd, up) - functional(x, y, sd, down)) / (2 * step)
+        )
     return np.linalg.norm(derivative)
 
 
@@ -90,7 +92,9 @@ def distances(alpha, x, y, sd, prior_sd, resamples, rows=None):
         precision = alpha * weighted.T @ x / sd**2 + np.eye(x.shape[1]) / prior_sd**2
         mean = np.linalg.solve(precision, alpha * weighted.T @ y / sd**2)
         off = rows @ (best - mean)
-        found.append(off @ np.linalg.solve(rows @ np.linalg.inv(precision) @ rows.T, off))
+        found.append(
+            off @ np.linalg.solve(rows @ np.linalg.inv(precision) @ rows.T, off)
+        )
     return np.array(found)
 
 
@@ -142,4 +146,7 @@ def safe_bayes_location(y, sd, prior_sd, alphas):
     sums = np.concatenate([[0.0], np.cumsum(y)[:-1]])[:, None]
     precision = prior_sd**-2 + alphas * counts / sd**2
     mean = alphas * sums / sd**2 / precision
-    return 0.5 * np.log(2 * np.pi * sd**2) + 0.5 * ((y[:, None] - mean) ** 2 + 1.0 / precision) / sd**2
+    return (
+        0.5 * np.log(2 * np.pi * sd**2)
+        + 0.5 * ((y[:, None] - mean) ** 2 + 1.0 / precision) / sd**2
+    )

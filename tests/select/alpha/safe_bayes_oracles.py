@@ -58,7 +58,10 @@ def update(q, x, y, alpha):
     h, e = x @ q.cov @ x, y - x @ q.mean
     cov = q.cov - alpha * np.outer(q.cov @ x, x @ q.cov) / (1 + alpha * h)
     return Ridge(
-        q.mean + alpha * cov @ x * e, cov, q.shape + alpha / 2, q.rate + alpha / 2 * e**2 / (1 + alpha * h)
+        q.mean + alpha * cov @ x * e,
+        cov,
+        q.shape + alpha / 2,
+        q.rate + alpha / 2 * e**2 / (1 + alpha * h),
     )
 
 
@@ -121,7 +124,9 @@ def coefficients(q, averaged):
     weights = softmax(q.log_evidence, -1)
     # A coordinate of z counts in every model that is large enough to have it.
     share = np.cumsum(weights[..., ::-1], -1)[..., ::-1] if averaged else 1.0
-    return np.linalg.solve(np.swapaxes(q.factor, -1, -2), (share * q.z)[..., None])[..., 0]
+    return np.linalg.solve(np.swapaxes(q.factor, -1, -2), (share * q.z)[..., None])[
+        ..., 0
+    ]
 
 
 def expected_size(q):
@@ -152,10 +157,16 @@ def losses(q, x, y):
     """
     # Rows that share a posterior are the columns of one solve.
     shared = q.factor.ndim == 2
-    v = np.linalg.solve(q.factor, x.T).T if shared else np.linalg.solve(q.factor, x[..., None])[..., 0]
+    v = (
+        np.linalg.solve(q.factor, x.T).T
+        if shared
+        else np.linalg.solve(q.factor, x[..., None])[..., 0]
+    )
     h, loc = np.cumsum(v**2, -1), np.cumsum(v * q.z, -1)
     shape, y = np.asarray(q.shape)[..., None], y[..., None]
-    gibbs = 0.5 * (LOG_2PI + np.log(q.rate) - psi(shape) + (y - loc) ** 2 * shape / q.rate + h)
+    gibbs = 0.5 * (
+        LOG_2PI + np.log(q.rate) - psi(shape) + (y - loc) ** 2 * shape / q.rate + h
+    )
     log_density = log_student(y, loc, shape, q.rate / shape * (1 + h))
     with np.errstate(divide="ignore"):
         variance = q.rate / (shape - 1)
@@ -166,13 +177,18 @@ def losses(q, x, y):
         return 0.5 * (LOG_2PI + np.log(variance) + (y[..., 0] - loc) ** 2 / variance)
 
     def pair(at, *values):
-        return at(*(np.sum(weights * v, -1) for v in values)), at(*(v[..., -1] for v in values))
+        return at(*(np.sum(weights * v, -1) for v in values)), at(
+            *(v[..., -1] for v in values)
+        )
 
     return {
         "gibbs": pair(lambda loss: loss, gibbs),
         "plugin": pair(plug_in, loc, variance),
         "plugin_log": pair(lambda m, v: plug_in(m, np.exp(v)), loc, log_variance),
-        "predictive": (-logsumexp(log_weights + log_density, axis=-1), -log_density[..., -1]),
+        "predictive": (
+            -logsumexp(log_weights + log_density, axis=-1),
+            -log_density[..., -1],
+        ),
     }
 
 
@@ -202,7 +218,9 @@ def prequential(x, y, alphas, edges=None):
     Returns:
         Array ``(losses, 2, alphas, n)``, in the order of ``LOSSES`` and (average, largest model).
     """
-    past = prefixes(x, y, np.arange(len(y)) if edges is None else np.asarray(edges[:-1]))
+    past = prefixes(
+        x, y, np.arange(len(y)) if edges is None else np.asarray(edges[:-1])
+    )
     found = []
     for alpha in alphas:
         q = nested(*past, alpha)
@@ -210,8 +228,13 @@ def prequential(x, y, alphas, edges=None):
             parts = [losses(q, x, y)]
         else:
             blocks = [slice(*ends) for ends in pairwise(edges)]
-            parts = [losses(Nested(*(p[k] for p in q)), x[b], y[b]) for k, b in enumerate(blocks)]
-        found.append([np.concatenate([part[name] for part in parts], -1) for name in LOSSES])
+            parts = [
+                losses(Nested(*(p[k] for p in q)), x[b], y[b])
+                for k, b in enumerate(blocks)
+            ]
+        found.append(
+            [np.concatenate([part[name] for part in parts], -1) for name in LOSSES]
+        )
     return np.moveaxis(np.array(found), 0, 2)
 
 
@@ -228,7 +251,9 @@ def choose(alphas, each, rule):
         return alphas[best]
     excess = each - each[best]
     margin = np.sqrt(each.shape[1]) * excess.std(1, ddof=1)
-    return max(a for a, t, m in zip(alphas, excess.sum(1), margin, strict=True) if t <= m)
+    return max(
+        a for a, t, m in zip(alphas, excess.sum(1), margin, strict=True) if t <= m
+    )
 
 
 # Leave-one-out.
@@ -246,8 +271,15 @@ def leave_one_out(x, y, alpha):
     shape, rate = q.shape - alpha / 2, q.rate - alpha / 2 * e**2 / left
     log_density = log_student(e / left, 0.0, shape, rate / shape * (1 + h / left))
     # Its evidence, up to a constant of the rows and models.
-    log_weights = -shape * np.log(rate) + q.log_evidence + q.shape * np.log(q.rate) - 0.5 * np.log(left)
-    averaged = logsumexp(log_weights + log_density, axis=-1) - logsumexp(log_weights, axis=-1)
+    log_weights = (
+        -shape * np.log(rate)
+        + q.log_evidence
+        + q.shape * np.log(q.rate)
+        - 0.5 * np.log(left)
+    )
+    averaged = logsumexp(log_weights + log_density, axis=-1) - logsumexp(
+        log_weights, axis=-1
+    )
     return np.stack([averaged, log_density[:, -1]])
 
 

@@ -41,24 +41,38 @@ def of_rows(y):
         numpyro.sample("y", dist.Normal(theta, scale), obs=y[:, None] + jnp.arange(3.0))
 
 
-CASES = {"plate": (in_a_plate, None), "vector": (without_a_plate, None), "rows": (of_rows, "n")}
+CASES = {
+    "plate": (in_a_plate, None),
+    "vector": (without_a_plate, None),
+    "rows": (of_rows, "n"),
+}
 VALUES = {"theta": np.array(0.4), "scale": np.array(1.3)}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_multiply_the_likelihood_of_their_datum_and_nothing_else(key, x64, case):
+def test_weights_multiply_the_likelihood_of_their_datum_and_nothing_else(
+    key, x64, case
+):
     fn, plate = CASES[case]
     task = Task(fn, key, (Y,), {}, plate)
     assert task.num_data == 4
 
     @jax.jit
     def run(values):
-        models = nt.temper(fn, 0.0), fn, weigh_data(nt.temper(fn, 0.5), WEIGHTS, task.dim)
-        return task.log_lik_of_each(values), [log_density(model, (Y,), {}, values)[0] for model in models]
+        models = (
+            nt.temper(fn, 0.0),
+            fn,
+            weigh_data(nt.temper(fn, 0.5), WEIGHTS, task.dim),
+        )
+        return task.log_lik_of_each(values), [
+            log_density(model, (Y,), {}, values)[0] for model in models
+        ]
 
     each, (prior, whole, weighed) = jax.tree.map(np.asarray, run(VALUES))
     np.testing.assert_allclose(prior + each.sum(), whole, rtol=1e-12)
-    np.testing.assert_allclose(weighed, prior + 0.5 * np.sum(WEIGHTS * each), rtol=1e-12)
+    np.testing.assert_allclose(
+        weighed, prior + 0.5 * np.sum(WEIGHTS * each), rtol=1e-12
+    )
 
 
 def test_prior_factors_keep_their_weight(key, x64):
@@ -69,7 +83,9 @@ def test_prior_factors_keep_their_weight(key, x64):
         with numpyro.plate("n", len(y)):
             numpyro.sample("y", dist.Normal(beta, 1.0), obs=y)
 
-    tempered = nt.temper(handlers.reparam(centred, {"beta": LocScaleReparam(0.0)}), 0.5, factors=False)
+    tempered = nt.temper(
+        handlers.reparam(centred, {"beta": LocScaleReparam(0.0)}), 0.5, factors=False
+    )
     values = {"theta": np.array(0.2), "beta_decentered": np.array(-0.3)}
 
     @jax.jit
@@ -95,9 +111,13 @@ def test_what_is_left_out_may_be_impossible():
     y = np.array([1.0, -1.0], np.float32)
 
     def log_lik(theta, weights):
-        return log_density(weigh_data(nt.temper(positive, 0.5), weights, -1), (y, theta), {}, {})[0]
+        return log_density(
+            weigh_data(nt.temper(positive, 0.5), weights, -1), (y, theta), {}, {}
+        )[0]
 
-    value, slope = jax.jit(jax.value_and_grad(log_lik))(2.0, np.array([1.0, 0.0], np.float32))
+    value, slope = jax.jit(jax.value_and_grad(log_lik))(
+        2.0, np.array([1.0, 0.0], np.float32)
+    )
     np.testing.assert_allclose(value, 0.5 * (np.log(2.0) - 2.0), rtol=1e-6)
     np.testing.assert_allclose(slope, 0.5 * (0.5 - 1.0), rtol=1e-6)
 
@@ -111,10 +131,20 @@ def test_the_flat_scale(key, x64):
     def run(flat, values):
         at, draws = unravel(flat), task.draws(values)
         joint = -potential_energy(in_a_plate, (Y,), {}, at)
-        return task.log_prior(at), task.losses(at), joint, draws.log_lik, task.losses(unravel(draws.flat[1]))
+        return (
+            task.log_prior(at),
+            task.losses(at),
+            joint,
+            draws.log_lik,
+            task.losses(unravel(draws.flat[1])),
+        )
 
     prior, losses, joint, log_lik, back = map(
-        np.asarray, run(np.array([0.1, -0.2]), {name: np.stack([v, 2 * v]) for name, v in VALUES.items()})
+        np.asarray,
+        run(
+            np.array([0.1, -0.2]),
+            {name: np.stack([v, 2 * v]) for name, v in VALUES.items()},
+        ),
     )
     np.testing.assert_allclose(prior - np.sum(losses), joint, rtol=1e-12)
     # A draw goes to the flat scale and back.
@@ -150,7 +180,11 @@ def subsampled(y):
 
 
 def with_a_param(y):
-    numpyro.sample("y", dist.Normal(numpyro.param("loc", 0.0), numpyro.sample("s", dist.HalfNormal())), obs=y)
+    numpyro.sample(
+        "y",
+        dist.Normal(numpyro.param("loc", 0.0), numpyro.sample("s", dist.HalfNormal())),
+        obs=y,
+    )
 
 
 def in_a_scan(y):
@@ -180,16 +214,34 @@ def at_two_dims(y):
 
 
 REFUSED = {
-    "broadcasting": (broadcast, r"^observed site.*they broadcast against each other.*Give them one shape"),
+    "broadcasting": (
+        broadcast,
+        r"^observed site.*they broadcast against each other.*Give them one shape",
+    ),
     "two dims": (at_two_dims, r"several sizes and dimensions.*give it one"),
-    "local latents": (local, r"^latent sites.*'z'.*integrate them out.*or name another plate"),
-    "two shapes": (two_shapes, r"^the observed sites have.*put all in one plate.*terms of the prior"),
+    "local latents": (
+        local,
+        r"^latent sites.*'z'.*integrate them out.*or name another plate",
+    ),
+    "two shapes": (
+        two_shapes,
+        r"^the observed sites have.*put all in one plate.*terms of the prior",
+    ),
     "several plates": (of_rows, r"^the data lie in.*name that of the data by plate="),
-    "a scale": (scaled, r"has the power or scale 2.0 already.*without temper and handlers.scale"),
-    "a power": (nt.temper(without_a_plate, alpha=0.5), r"^observed site.*has the power or scale 0.5 already"),
+    "a scale": (
+        scaled,
+        r"has the power or scale 2.0 already.*without temper and handlers.scale",
+    ),
+    "a power": (
+        nt.temper(without_a_plate, alpha=0.5),
+        r"^observed site.*has the power or scale 0.5 already",
+    ),
     "no data": (nothing, r"^the model has.*no observed site.*that it conditions on"),
     # To draw the rows is a program of its own.
-    "a subsample": (handlers.substitute(subsampled, data={"n": jnp.asarray(np.arange(2))}), "subsamples"),
+    "a subsample": (
+        handlers.substitute(subsampled, data={"n": jnp.asarray(np.arange(2))}),
+        "subsamples",
+    ),
     "a drawn subsample": (subsampled, "subsamples"),
     "a param": (with_a_param, "params"),
     "a scan": (in_a_scan, r"^observed site.*in a scan.*the value of"),
@@ -200,7 +252,9 @@ NEED_VALUES = ("two shapes", "several plates", "a drawn subsample")
 
 
 @pytest.mark.parametrize("computed", tiered([False, True], unit=[False]))
-@pytest.mark.parametrize("case", tiered(REFUSED, unit=REFUSED.keys() - {"a drawn subsample"}))
+@pytest.mark.parametrize(
+    "case", tiered(REFUSED, unit=REFUSED.keys() - {"a drawn subsample"})
+)
 def test_models_that_cannot_be_taken_apart(key, case, computed):
     fn, match = REFUSED[case]
     # A trace is enough for most: what is refused is not computed.
@@ -215,5 +269,8 @@ def test_an_unknown_plate(key):
 
 
 def test_nan_data(key):
-    with pytest.raises(ValueError, match=r"^observed site.*'y' has 1 values that are NaN.*leave them out"):
+    with pytest.raises(
+        ValueError,
+        match=r"^observed site.*'y' has 1 values that are NaN.*leave them out",
+    ):
         Task(without_a_plate, key, (np.where(Y > 1, np.nan, Y),), {})

@@ -25,7 +25,11 @@ from numpyro_tempered.select.alpha.dependence import (
     sum_of_dependent,
 )
 from numpyro_tempered.select.alpha.gpc import gpc
-from numpyro_tempered.select.alpha.independence import num_repeats, serial_ratio, warn_of_dependence
+from numpyro_tempered.select.alpha.independence import (
+    num_repeats,
+    serial_ratio,
+    warn_of_dependence,
+)
 from numpyro_tempered.select.alpha.lyddon import lyddon
 from numpyro_tempered.select.alpha.magnitude import magnitude, magnitude_adjustment
 from numpyro_tempered.select.alpha.safe_bayes import places
@@ -60,11 +64,15 @@ def applicants():
 def admission(woman, admitted):
     beta = numpyro.sample("beta", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
     with numpyro.plate("n", len(admitted)):
-        numpyro.sample("admitted", dist.Bernoulli(logits=beta[0] + beta[1] * woman), obs=admitted)
+        numpyro.sample(
+            "admitted", dist.Bernoulli(logits=beta[0] + beta[1] * woman), obs=admitted
+        )
 
 
 def decide(criterion, model, *data, **options):
-    return criterion.decide(KEY, Task(model, KEY, data, {}, **options), np.ones(1), None)
+    return criterion.decide(
+        KEY, Task(model, KEY, data, {}, **options), np.ones(1), None
+    )
 
 
 # Known answers.
@@ -76,7 +84,10 @@ def in_double_precision():
         yield
 
 
-CRITERIA = {criterion.name: criterion for criterion in (magnitude(), lyddon(), bootstrap_fisher(), gpc())}
+CRITERIA = {
+    criterion.name: criterion
+    for criterion in (magnitude(), lyddon(), bootstrap_fisher(), gpc())
+}
 
 
 @pytest.mark.full
@@ -89,12 +100,18 @@ def test_copies_have_a_fifth_of_the_power(name):
     ignored = decide(criterion, location, COPIES)
     exact = name in ("magnitude", "lyddon")
     # Resamples are others for other numbers of data; the prior counts less beside five copies.
-    se = 0.0 if exact else 4.0 * np.hypot(*(v.attrs["alpha_se_resampling"] for v in (one, grouped)))
+    se = (
+        0.0
+        if exact
+        else 4.0 * np.hypot(*(v.attrs["alpha_se_resampling"] for v in (one, grouped)))
+    )
     assert abs(5.0 * grouped.alpha - one.alpha) <= 1e-9 + 5.0 * se
     assert 0.2 < grouped.alpha < 0.28
     assert ignored.alpha > 1.1
     if exact:
-        np.testing.assert_allclose(grouped.attrs["alpha_se"], one.attrs["alpha_se"] / 5.0, rtol=1e-9)
+        np.testing.assert_allclose(
+            grouped.attrs["alpha_se"], one.attrs["alpha_se"] / 5.0, rtol=1e-9
+        )
     assert grouped.attrs["num_independent"] == 50
     assert "of data in 50 groups" in grouped.advice
     assert grouped.advice.endswith("so temper.")
@@ -110,20 +127,37 @@ def test_admissions_by_department():
     grouped = decide(magnitude(), admission, woman, admitted, groups=department)
     assert grouped.attrs["power_least"] == pytest.approx(0.0095, abs=5e-5)
     assert grouped.attrs["power_largest"] == pytest.approx(0.124, abs=5e-4)
-    assert grouped.advice.endswith("only 6 units are independent, so the power is a rough one.")
+    assert grouped.advice.endswith(
+        "only 6 units are independent, so the power is a rough one."
+    )
 
 
 def brute_force_variance(scores, related):
     """Sum over all pairs of data, with the weight of each."""
     n = len(scores)
-    return sum(related(i, j) * np.outer(scores[i], scores[j]) for i in range(n) for j in range(n)) / n
+    return (
+        sum(
+            related(i, j) * np.outer(scores[i], scores[j])
+            for i in range(n)
+            for j in range(n)
+        )
+        / n
+    )
 
 
 LABELS = np.random.default_rng(1).integers(0, 9, 40)
 RELATED = {
     "groups": (Dependence(40, LABELS), 0, lambda i, j: float(LABELS[i] == LABELS[j])),
-    "block": (Dependence(40, None, 6), 5, lambda i, j: max(0.0, 1.0 - abs(i - j) / 6.0)),
-    "auto": (Dependence(40, None, "auto"), 3, lambda i, j: max(0.0, 1.0 - abs(i - j) / 4.0)),
+    "block": (
+        Dependence(40, None, 6),
+        5,
+        lambda i, j: max(0.0, 1.0 - abs(i - j) / 6.0),
+    ),
+    "auto": (
+        Dependence(40, None, "auto"),
+        3,
+        lambda i, j: max(0.0, 1.0 - abs(i - j) / 4.0),
+    ),
     "none": (Dependence(40), 0, lambda i, j: float(i == j)),
 }
 
@@ -132,8 +166,12 @@ RELATED = {
 def test_sums_over_dependent_data(kind):
     dependence, lags, related = RELATED[kind]
     scores = np.random.default_rng(2).normal(size=(40, 2))
-    sums = np.asarray(sum_of_dependent(dependence, jnp.asarray(scores), jnp.asarray(lags)))
-    np.testing.assert_allclose(scores.T @ sums / 40, brute_force_variance(scores, related), atol=1e-12)
+    sums = np.asarray(
+        sum_of_dependent(dependence, jnp.asarray(scores), jnp.asarray(lags))
+    )
+    np.testing.assert_allclose(
+        scores.T @ sums / 40, brute_force_variance(scores, related), atol=1e-12
+    )
 
 
 def test_the_bandwidth_is_that_of_andrews():
@@ -149,7 +187,11 @@ def test_the_bandwidth_is_that_of_andrews():
         below += variance / (1 - r) ** 4
     want = int(1.5 * 1.1447 * (above / below * 500) ** (1 / 3))
     for unit in (1.0, 1e-3):
-        assert int(bandwidth(Dependence(500, None, "auto"), jnp.asarray(unit * series))) == want > 5
+        assert (
+            int(bandwidth(Dependence(500, None, "auto"), jnp.asarray(unit * series)))
+            == want
+            > 5
+        )
     # Of a random walk no longer than a quarter of the data.
     walk = np.cumsum(rng.normal(size=(40, 1)), axis=0)
     assert int(bandwidth(Dependence(40, None, "auto"), jnp.asarray(walk))) == 10
@@ -173,8 +215,12 @@ def test_the_standard_error_is_that_of_the_jackknife(kind):
 
     assert verdict.alpha == pytest.approx(power(np.ones(40)), rel=1e-9)
     step = 1e-5
-    slopes = np.array([(power(1 + step * e) - power(1 - step * e)) / (2 * step) for e in np.eye(40)])
-    variance = sum(related(i, j) * slopes[i] * slopes[j] for i in range(40) for j in range(40))
+    slopes = np.array(
+        [(power(1 + step * e) - power(1 - step * e)) / (2 * step) for e in np.eye(40)]
+    )
+    variance = sum(
+        related(i, j) * slopes[i] * slopes[j] for i in range(40) for j in range(40)
+    )
     assert verdict.attrs["alpha_se"] == pytest.approx(np.sqrt(variance), rel=1e-5)
 
 
@@ -184,18 +230,25 @@ def test_the_standard_error_is_that_of_the_jackknife(kind):
 def series(rng, num_data, dim, coefficient):
     values = rng.normal(size=(num_data, dim))
     for t in range(1, num_data):
-        values[t] = coefficient * values[t - 1] + np.sqrt(1.0 - coefficient**2) * values[t]
+        values[t] = (
+            coefficient * values[t - 1] + np.sqrt(1.0 - coefficient**2) * values[t]
+        )
     return values
 
 
 @pytest.mark.parametrize(
-    ("num_data", "coefficient", "least"), tiered([(100, 0.6, 0.88), (400, 0.6, 0.92), (100, 0.0, 0.93)], unit=[])
+    ("num_data", "coefficient", "least"),
+    tiered([(100, 0.6, 0.88), (400, 0.6, 0.92), (100, 0.0, 0.93)], unit=[]),
 )
 def test_intervals_of_a_series_cover(num_data, coefficient, least):
     """Nominal .95, 600 repetitions, at the power of the magnitude with the estimated bandwidth."""
     rng = np.random.default_rng(4)
     data = [
-        (series(rng, num_data, 5, coefficient), series(rng, num_data, 1, coefficient)[:, 0]) for _ in range(600)
+        (
+            series(rng, num_data, 5, coefficient),
+            series(rng, num_data, 1, coefficient)[:, 0],
+        )
+        for _ in range(600)
     ]
     x, y = (jnp.asarray(np.stack(part)) for part in zip(*data, strict=True))
 
@@ -203,10 +256,14 @@ def test_intervals_of_a_series_cover(num_data, coefficient, least):
     @jax.vmap
     def power(x, y):
         of_losses = sandwich(
-            lambda beta: 0.5 * jnp.square(y - x @ beta), jnp.zeros(5), Dependence(num_data, None, "auto")
+            lambda beta: 0.5 * jnp.square(y - x @ beta),
+            jnp.zeros(5),
+            Dependence(num_data, None, "auto"),
         )
         sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(of_losses.minimum.hessian)))
-        return magnitude_adjustment(of_losses.curvature, of_losses.variance), of_losses.minimum.point / sd
+        return magnitude_adjustment(
+            of_losses.curvature, of_losses.variance
+        ), of_losses.minimum.point / sd
 
     alpha, z = jax.device_get(power(x, y))
     covers = np.mean(np.abs(z) * np.sqrt(alpha)[:, None] < 1.96)
@@ -234,7 +291,9 @@ def test_resamples_of_a_series_are_of_blocks():
     covariance = np.cov(counts.T)
     np.testing.assert_allclose(counts.mean(axis=0), 1.0, atol=0.08)
     want = 3 * (np.array([4, 3, 2, 1, 0]) / 12 - (4 / 12) ** 2)
-    shifts = [np.mean([covariance[i, (i + k) % 12] for i in range(12)]) for k in range(5)]
+    shifts = [
+        np.mean([covariance[i, (i + k) % 12] for i in range(12)]) for k in range(5)
+    ]
     np.testing.assert_allclose(shifts, want, atol=0.05)
 
 
@@ -262,7 +321,9 @@ def test_a_stream_counts_the_first_datum_of_each_group():
         losses = np.tile(np.arange(6.0), (2, 1)) * grid[:, None]
         return nt.online.Losses(losses, losses)
 
-    verdict = nt.alpha.safe_bayes(permutations=0).stream(KEY, grid, Dependence(6, labels), run)
+    verdict = nt.alpha.safe_bayes(permutations=0).stream(
+        KEY, grid, Dependence(6, labels), run
+    )
     np.testing.assert_array_equal(orders[0], np.arange(6))
     np.testing.assert_allclose(verdict.columns["criterion"], grid * (0.0 + 2.0 + 5.0))
 
@@ -270,11 +331,15 @@ def test_a_stream_counts_the_first_datum_of_each_group():
 def test_the_standard_error_of_a_sum():
     values = np.random.default_rng(5).normal(size=(3, 40))
     independent = se_of_sum(values, Dependence(40))
-    np.testing.assert_allclose(independent, np.std(values, axis=1, ddof=1) * np.sqrt(40), rtol=1e-12)
+    np.testing.assert_allclose(
+        independent, np.std(values, axis=1, ddof=1) * np.sqrt(40), rtol=1e-12
+    )
     centred = values - values.mean(axis=1, keepdims=True)
     sums = np.stack([centred[:, label == LABELS].sum(axis=1) for label in range(9)])
     want = np.sqrt((sums**2).sum(axis=0) * 9 / 8)
-    np.testing.assert_allclose(se_of_sum(values, Dependence(40, LABELS)), want, rtol=1e-12)
+    np.testing.assert_allclose(
+        se_of_sum(values, Dependence(40, LABELS)), want, rtol=1e-12
+    )
 
 
 # Powers by parameter.
@@ -311,10 +376,16 @@ def test_powers_do_not_depend_on_how_a_parameter_is_written():
 
     y = np.random.default_rng(6).standard_t(5, 300)
     tables = [nt.alpha.calibrated_powers(KEY, model, y) for model in (by_scale, by_log)]
-    np.testing.assert_allclose(tables[0]["power"], tables[1]["power"].to_numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        tables[0]["power"], tables[1]["power"].to_numpy(), rtol=1e-6
+    )
     # The score of log scale is y²/s² - 1, of variance mean(y⁴)/s⁴ - 1, where the model has 2.
-    assert tables[0]["power"].item() == pytest.approx(2.0 / (np.mean(y**4) / np.mean(y**2) ** 2 - 1.0), rel=1e-6)
-    assert tables[0]["estimate"].item() == pytest.approx(np.sqrt(np.mean(y**2)), rel=1e-6)
+    assert tables[0]["power"].item() == pytest.approx(
+        2.0 / (np.mean(y**4) / np.mean(y**2) ** 2 - 1.0), rel=1e-6
+    )
+    assert tables[0]["estimate"].item() == pytest.approx(
+        np.sqrt(np.mean(y**2)), rel=1e-6
+    )
 
 
 @pytest.mark.full
@@ -323,7 +394,9 @@ def test_constant_entries_have_no_power():
         factor = numpyro.sample("factor", dist.LKJCholesky(2, 1.0))
         numpyro.sample("y", dist.MultivariateNormal(scale_tril=factor), obs=y)
 
-    y = np.random.default_rng(7).multivariate_normal([0.0, 0.0], [[1.0, 0.5], [0.5, 1.0]], 80)
+    y = np.random.default_rng(7).multivariate_normal(
+        [0.0, 0.0], [[1.0, 0.5], [0.5, 1.0]], 80
+    )
     table = nt.alpha.calibrated_powers(KEY, correlated, y)
     assert table.index.tolist() == ["factor[1,0]", "factor[1,1]"]
     assert table["power"].to_numpy() == pytest.approx(table["power"].iloc[0])
@@ -339,7 +412,10 @@ def silent(task):
 
 
 def test_copies_are_noticed():
-    with pytest.warns(nt.alpha.DependenceWarning, match=r"200 of 250 rows repeat others exactly.*they are not"):
+    with pytest.warns(
+        nt.alpha.DependenceWarning,
+        match=r"200 of 250 rows repeat others exactly.*they are not",
+    ):
         warn_of_dependence(Task(location, KEY, (COPIES,), {}).rows, None)
     silent(Task(location, KEY, (COPIES,), {}, groups=GROUPS))
 
@@ -352,7 +428,10 @@ def test_copies_of_vectors_that_the_model_holds_are_noticed():
         with numpyro.plate("n", len(rows)):
             numpyro.sample("y", dist.MultivariateNormal(mean, jnp.eye(3)), obs=rows)
 
-    with pytest.warns(nt.alpha.DependenceWarning, match=r"20 of 40 rows repeat others exactly.*they are not"):
+    with pytest.warns(
+        nt.alpha.DependenceWarning,
+        match=r"20 of 40 rows repeat others exactly.*they are not",
+    ):
         warn_of_dependence(Task(model, KEY, (), {}).rows, None)
 
 
@@ -368,14 +447,31 @@ def test_copies_of_vectors_that_the_model_holds_are_noticed():
         # A join that doubled a tenth of the rows.
         (np.random.default_rng(8).normal(size=(200, 3))[np.r_[:200, :20]], 20),
         (np.random.default_rng(8).normal(size=(200, 3))[np.r_[:200, :4]], 0),
-        (np.column_stack([np.repeat(np.random.default_rng(8).normal(size=60), 2), np.tile([0.0, 1.0], 60)]), 0),
-        (np.random.default_rng(8).normal(size=(300, 1)).astype(np.float32)[np.arange(900) % 300], 600),
+        (
+            np.column_stack(
+                [
+                    np.repeat(np.random.default_rng(8).normal(size=60), 2),
+                    np.tile([0.0, 1.0], 60),
+                ]
+            ),
+            0,
+        ),
+        (
+            np.random.default_rng(8)
+            .normal(size=(300, 1))
+            .astype(np.float32)[np.arange(900) % 300],
+            600,
+        ),
         # Five pairs are as many as it takes, if they are a twentieth.
         (np.random.default_rng(8).normal(size=(95, 3))[np.r_[:95, :5]], 5),
         (np.random.default_rng(8).normal(size=(96, 3))[np.r_[:96, :5]], 0),
         (np.random.default_rng(8).normal(size=(40, 3))[np.r_[:40, :4]], 0),
         # Zeros where nothing was measured.
-        (np.random.default_rng(8).normal(size=(200, 2)) * (np.arange(200) < 120)[:, None], 0),
+        (
+            np.random.default_rng(8).normal(size=(200, 2))
+            * (np.arange(200) < 120)[:, None],
+            0,
+        ),
     ],
 )
 def test_repeats_that_are_no_chance(rows, repeats):
@@ -384,17 +480,24 @@ def test_repeats_that_are_no_chance(rows, repeats):
 
 def test_a_series_is_noticed_and_independent_rows_are_not():
     rng = np.random.default_rng(9)
-    ratios = [serial_ratio(rng.standard_t(3, size=(n, 4))) for n in (30, 100, 1000) for _ in range(300)]
+    ratios = [
+        serial_ratio(rng.standard_t(3, size=(n, 4)))
+        for n in (30, 100, 1000)
+        for _ in range(300)
+    ]
     assert sum(np.any((z > 4.5) & (ratio > 1.2)) for ratio, z in ratios) == 0
     x = np.sort(rng.normal(size=400))
     # Rows sorted by a covariate whose noise grows with it.
-    ratio, z = serial_ratio(np.column_stack([np.ones(400), x]) * (np.abs(x) * rng.normal(size=400))[:, None])
+    ratio, z = serial_ratio(
+        np.column_stack([np.ones(400), x]) * (np.abs(x) * rng.normal(size=400))[:, None]
+    )
     assert np.all(z < 4.0)
     ratio, z = serial_ratio(series(rng, 400, 1, 0.6))
     assert ratio[0] > 2.0
     assert z[0] > 4.5
     with pytest.warns(
-        nt.alpha.DependenceWarning, match=r'^the scores.*For a series take block="auto".*they are not'
+        nt.alpha.DependenceWarning,
+        match=r'^the scores.*For a series take block="auto".*they are not',
     ):
         nt.alpha.calibrated_powers(KEY, location, series(rng, 200, 1, 0.8)[:, 0])
 
@@ -402,10 +505,22 @@ def test_a_series_is_noticed_and_independent_rows_are_not():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"groups": ["a"] * 3, "block": None}, r"one label for all data.*which nothing is independent"),
-        ({"groups": [1.0, np.nan, 2.0], "block": None}, r"^groups has.*1 missing labels.*group of its own"),
-        ({"groups": None, "block": 0}, r"block must be an integer from 1 to 1.*of data at least"),
-        ({"groups": None, "block": "weekly"}, r'^block must be.*a number of successive data or "auto"'),
+        (
+            {"groups": ["a"] * 3, "block": None},
+            r"one label for all data.*which nothing is independent",
+        ),
+        (
+            {"groups": [1.0, np.nan, 2.0], "block": None},
+            r"^groups has.*1 missing labels.*group of its own",
+        ),
+        (
+            {"groups": None, "block": 0},
+            r"block must be an integer from 1 to 1.*of data at least",
+        ),
+        (
+            {"groups": None, "block": "weekly"},
+            r'^block must be.*a number of successive data or "auto"',
+        ),
     ],
 )
 def test_what_is_no_dependence(options, message):
@@ -414,16 +529,28 @@ def test_what_is_no_dependence(options, message):
 
 
 def test_labels_of_any_kind():
-    for labels in (["b", "a", "b"], [7, 3, 7], np.array([2.5, 1.5, 2.5]), np.array(["y", "x", "y"], object)):
-        np.testing.assert_array_equal(read_dependence(labels, None, 3).labels, [1, 0, 1])
+    for labels in (
+        ["b", "a", "b"],
+        [7, 3, 7],
+        np.array([2.5, 1.5, 2.5]),
+        np.array(["y", "x", "y"], object),
+    ):
+        np.testing.assert_array_equal(
+            read_dependence(labels, None, 3).labels, [1, 0, 1]
+        )
 
 
 def test_few_groups_are_refused():
     x, y = heteroskedastic(40)
-    with pytest.raises(ValueError, match="3 groups do not tell how 2 latent dimensions vary: at least 4"):
+    with pytest.raises(
+        ValueError,
+        match="3 groups do not tell how 2 latent dimensions vary: at least 4",
+    ):
         decide(magnitude(), regression, x, y, groups=np.arange(40) % 3)
     # Four are enough.
-    assert decide(magnitude(), regression, x, y, groups=np.arange(40) % 4).alpha < np.inf
+    assert (
+        decide(magnitude(), regression, x, y, groups=np.arange(40) % 4).alpha < np.inf
+    )
 
 
 @pytest.mark.full
@@ -435,7 +562,10 @@ def test_risk_does_not_stand_alone():
     assert choice.alpha == 1.0
     assert "no need to temper for the sake of the risk" in choice.advice
     assert covers < 0.8
-    assert f"95% intervals of the exact posterior there cover about {covers:.2f}" in choice.advice
+    assert (
+        f"95% intervals of the exact posterior there cover about {covers:.2f}"
+        in choice.advice
+    )
     assert f"for coverage take alpha = {1.0 / np.var(y):.3g}" in choice.advice
     assert choice.data.attrs["advice"] == choice.advice
     table = nt.table(choice, "calibrated_powers")

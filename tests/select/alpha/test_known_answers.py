@@ -14,7 +14,10 @@ from conftest import enable_x64, tiered
 from scipy.stats import chi2
 
 from numpyro_tempered.select.alpha.base import Task
-from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher, fisher_parts
+from numpyro_tempered.select.alpha.bootstrap_fisher import (
+    bootstrap_fisher,
+    fisher_parts,
+)
 from numpyro_tempered.select.alpha.data_weights import resamples
 from numpyro_tempered.select.alpha.gpc import gpc, solve
 from numpyro_tempered.select.alpha.gpc_posteriors import laplace_ratios
@@ -33,13 +36,17 @@ def location(y):
 
 
 def regression(x, y, sd=0.5):
-    beta = numpyro.sample("beta", dist.Normal(0.0, PRIOR_SD).expand([x.shape[1]]).to_event(1))
+    beta = numpyro.sample(
+        "beta", dist.Normal(0.0, PRIOR_SD).expand([x.shape[1]]).to_event(1)
+    )
     with numpyro.plate("n", len(y)):
         numpyro.sample("y", dist.Normal(x @ beta, sd), obs=y)
 
 
 def normal_data(tau2, seed=0, num_data=NUM_DATA):
-    return np.random.default_rng([seed, int(100 * tau2)]).normal(1.0, math.sqrt(tau2), num_data)
+    return np.random.default_rng([seed, int(100 * tau2)]).normal(
+        1.0, math.sqrt(tau2), num_data
+    )
 
 
 def heteroskedastic(num_data=150, seed=3):
@@ -69,8 +76,17 @@ def of_location(in_double_precision):
         point = found.minimum.point
         se = sampling_se(flat.losses, found, lambda _, j, i: matched_power(j, i))
         parts = fisher_parts(flat, point, counts)
-        ratios, modes = laplace_ratios(flat, None, point, counts, chi2.ppf(LEVEL, 1), alpha)
-        return found, matched_power(found.curvature, found.variance), se, parts, ratios, modes
+        ratios, modes = laplace_ratios(
+            flat, None, point, counts, chi2.ppf(LEVEL, 1), alpha
+        )
+        return (
+            found,
+            matched_power(found.curvature, found.variance),
+            se,
+            parts,
+            ratios,
+            modes,
+        )
 
     return compute
 
@@ -89,9 +105,14 @@ def test_the_location_model(of_location, tau2):
     np.testing.assert_allclose(se, spread / y.var() ** 2, rtol=1e-10)
     means = np.asarray(counts) @ y / NUM_DATA
     np.testing.assert_allclose(
-        ratios, oracle.location_distances(0.7 / tau2, y, 1.0, PRIOR_SD, means) / chi2.ppf(LEVEL, 1), rtol=1e-9
+        ratios,
+        oracle.location_distances(0.7 / tau2, y, 1.0, PRIOR_SD, means)
+        / chi2.ppf(LEVEL, 1),
+        rtol=1e-9,
     )
-    want, resampling = oracle.fisher(np.ones((NUM_DATA, 1)), y, 1.0, PRIOR_SD, np.asarray(counts))
+    want, resampling = oracle.fisher(
+        np.ones((NUM_DATA, 1)), y, 1.0, PRIOR_SD, np.asarray(counts)
+    )
     fisher = parts.numerator.sum() / parts.denominator.sum()
     np.testing.assert_allclose(fisher, want, rtol=1e-10)
     # All three within sampling error of 1 / tau2.
@@ -99,7 +120,9 @@ def test_the_location_model(of_location, tau2):
     assert abs(float(alpha) - 1.0 / tau2) < 4.0 * sampling
     assert abs(float(fisher) - 1.0 / tau2) < 4.0 * math.hypot(sampling, resampling)
     chosen, resampling, _ = solve(
-        lambda a: oracle.location_distances(a, y, 1.0, PRIOR_SD, means) / chi2.ppf(LEVEL, 1),
+        lambda a: (
+            oracle.location_distances(a, y, 1.0, PRIOR_SD, means) / chi2.ppf(LEVEL, 1)
+        ),
         LEVEL,
         float(alpha),
         (0.0, math.inf),
@@ -113,12 +136,16 @@ def test_heteroskedastic_regression():
     verdict = lyddon().decide(KEY, task, np.ones(1), None)
     np.testing.assert_allclose(verdict.alpha, oracle.lyddon(x, y, 0.5), rtol=1e-10)
     np.testing.assert_allclose(
-        verdict.attrs["alpha_se"], oracle.jackknife_se(oracle.lyddon, x, y, 0.5), rtol=1e-6
+        verdict.attrs["alpha_se"],
+        oracle.jackknife_se(oracle.lyddon, x, y, 0.5),
+        rtol=1e-6,
     )
     j, i = oracle.moments(x, y, 0.5, np.ones(len(y)))
     powers = 1.0 / np.linalg.eigvals(np.linalg.solve(j, i))
     np.testing.assert_allclose(
-        [verdict.attrs["power_least"], verdict.attrs["power_largest"]], np.sort(powers), rtol=1e-10
+        [verdict.attrs["power_least"], verdict.attrs["power_largest"]],
+        np.sort(powers),
+        rtol=1e-10,
     )
     assert "temper" in verdict.advice
     assert "no need" not in verdict.advice
@@ -129,7 +156,9 @@ def test_the_magnitude_adjustment_has_no_units():
     alphas, matched = [], []
     for unit in (0.03, 1.0, 30.0):
         scaled = x * np.array([1.0, unit])
-        verdict = magnitude().decide(KEY, Task(regression, KEY, (scaled, y), {}), np.ones(1), None)
+        verdict = magnitude().decide(
+            KEY, Task(regression, KEY, (scaled, y), {}), np.ones(1), None
+        )
         alphas.append(verdict.alpha)
         matched.append(oracle.lyddon(scaled, y, 0.5))
         se = oracle.jackknife_se(oracle.joint_limit, scaled, y, 0.5)
@@ -143,9 +172,14 @@ def test_the_magnitude_adjustment_has_no_units():
 
 def test_fisher_is_the_minimum_of_the_score_matching_objective():
     x, y = heteroskedastic(60)
-    counts = np.random.default_rng(0).multinomial(60, np.full(60, 1 / 60), 50).astype(float)
+    counts = (
+        np.random.default_rng(0).multinomial(60, np.full(60, 1 / 60), 50).astype(float)
+    )
     alpha, _ = oracle.fisher(x, y, 0.5, PRIOR_SD, counts)
-    at = [oracle.score_matching(alpha + h, x, y, 0.5, PRIOR_SD, counts) for h in (-1e-3, 0.0, 1e-3)]
+    at = [
+        oracle.score_matching(alpha + h, x, y, 0.5, PRIOR_SD, counts)
+        for h in (-1e-3, 0.0, 1e-3)
+    ]
     assert at[1] < min(at[0], at[2])
     np.testing.assert_allclose(at[0], at[2], rtol=1e-8)
 
@@ -171,7 +205,9 @@ def test_the_published_recursion_ends_at_the_same_alpha(tau2):
     chosen, se, curve = solve(ratios, LEVEL, 1.0, (0.0, math.inf))
     assert np.quantile(ratios(chosen), LEVEL) == pytest.approx(1.0, abs=1e-5)
     assert len(curve) < 20
-    path = oracle.published_recursion(lambda a: np.mean(ratios(a) <= 1.0), LEVEL, 1.0, 40_000)
+    path = oracle.published_recursion(
+        lambda a: np.mean(ratios(a) <= 1.0), LEVEL, 1.0, 40_000
+    )
     # Coverage is flat between two resamples: the recursion stops anywhere between them.
     ends = np.sort(1.0 / (ratios(chosen) / chosen))
     below, above = ends[ends <= chosen].max(), ends[ends >= chosen].min()
@@ -190,9 +226,17 @@ def test_the_standard_error_of_the_root_is_the_spread_over_resamplings(num_seeds
     threshold = chi2.ppf(LEVEL, 1)
     roots, errors = [], []
     for seed in range(num_seeds):
-        means = np.random.default_rng(seed).multinomial(NUM_DATA, np.full(NUM_DATA, 0.01), 500) @ y / NUM_DATA
+        means = (
+            np.random.default_rng(seed).multinomial(
+                NUM_DATA, np.full(NUM_DATA, 0.01), 500
+            )
+            @ y
+            / NUM_DATA
+        )
         alpha, se, _ = solve(
-            lambda a, m=means: oracle.location_distances(a, y, 1.0, PRIOR_SD, m) / threshold,
+            lambda a, m=means: (
+                oracle.location_distances(a, y, 1.0, PRIOR_SD, m) / threshold
+            ),
             LEVEL,
             1.0,
             (0.0, math.inf),
@@ -208,14 +252,19 @@ def test_safe_bayes_aims_elsewhere():
     alphas = np.array([0.125, 0.25, 0.5, 1.0])
     for tau2 in (0.25, 1.0, 4.0):
         for seed in range(20):
-            losses = oracle.safe_bayes_location(normal_data(tau2, seed), 1.0, PRIOR_SD, alphas).sum(axis=0)
+            losses = oracle.safe_bayes_location(
+                normal_data(tau2, seed), 1.0, PRIOR_SD, alphas
+            ).sum(axis=0)
             assert alphas[np.argmin(losses)] == 1.0
 
 
 def test_data_that_are_no_use_are_refused():
     task = Task(location, KEY, (normal_data(1.0, num_data=14),), {})
     for criterion in (lyddon(), magnitude(), bootstrap_fisher(), gpc()):
-        with pytest.raises(ValueError, match=r"14 data are too few for 1 latent dimensions.*At least 15"):
+        with pytest.raises(
+            ValueError,
+            match=r"14 data are too few for 1 latent dimensions.*At least 15",
+        ):
             criterion.decide(KEY, task, np.ones(1), None)
 
 

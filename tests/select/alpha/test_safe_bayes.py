@@ -49,9 +49,13 @@ def exact_reduction(y, weights):
     gibbs, plugin = [], []
     for row in weights:
         of_row = [posterior(y[row > 0], alpha) for alpha in ALPHAS]
-        at_mean = [0.5 * np.log(2 * np.pi) + 0.5 * (y - mean) ** 2 for mean, _ in of_row]
+        at_mean = [
+            0.5 * np.log(2 * np.pi) + 0.5 * (y - mean) ** 2 for mean, _ in of_row
+        ]
         plugin.append(at_mean)
-        gibbs.append([loss + 0.5 * var for loss, (_, var) in zip(at_mean, of_row, strict=True)])
+        gibbs.append(
+            [loss + 0.5 * var for loss, (_, var) in zip(at_mean, of_row, strict=True)]
+        )
     return {"gibbs": np.array(gibbs), "plugin": np.array(plugin)}
 
 
@@ -61,7 +65,9 @@ def test_exact_posteriors_give_the_closed_form(key, blocks):
     task = Task(model, key, (y,), {})
     criterion = nt.alpha.safe_bayes(blocks=blocks, permutations=0)
     plan = criterion.plan(key, task)
-    columns = criterion.decide(key, task, ALPHAS, exact_reduction(y, plan.weights)).columns
+    columns = criterion.decide(
+        key, task, ALPHAS, exact_reduction(y, plan.weights)
+    ).columns
     edges = block_edges(blocks, len(y))
     expected = np.array([closed_form(y, alpha, edges) for alpha in ALPHAS])
     np.testing.assert_allclose(columns["gibbs"], expected[:, 0], rtol=1e-12)
@@ -73,28 +79,44 @@ def test_permutations_are_averaged(key):
     task = Task(model, key, (y,), {})
     criterion = nt.alpha.safe_bayes(blocks=4, permutations=3)
     plan = criterion.plan(key, task)
-    columns = criterion.decide(key, task, ALPHAS, exact_reduction(y, plan.weights)).columns
+    columns = criterion.decide(
+        key, task, ALPHAS, exact_reduction(y, plan.weights)
+    ).columns
     orders = [np.argsort(place) for place in places(key, Dependence(len(y)), 3)]
     edges = block_edges(4, len(y))
-    expected = [np.mean([closed_form(y[order], alpha, edges)[0] for order in orders]) for alpha in ALPHAS]
+    expected = [
+        np.mean([closed_form(y[order], alpha, edges)[0] for order in orders])
+        for alpha in ALPHAS
+    ]
     np.testing.assert_allclose(columns["gibbs"], expected, rtol=1e-12)
 
 
 def test_rules():
-    losses = {"gibbs": np.array([[0.0, 0.0, 0.0, 0.0], [0.3, -0.2, 0.3, -0.2], [1.0, 1.0, 1.1, 0.9]])}
+    losses = {
+        "gibbs": np.array(
+            [[0.0, 0.0, 0.0, 0.0], [0.3, -0.2, 0.3, -0.2], [1.0, 1.0, 1.1, 0.9]]
+        )
+    }
     assert judge(losses, "gibbs", "min", ALPHAS).alpha == 0.1
     verdict = judge(losses, "gibbs", "one_se", ALPHAS)
     # The differences to the best sum to .2, with a standard error of 2 * .2887; those of alpha = 1 to 4.
-    np.testing.assert_allclose(verdict.columns["criterion_se"][1], 2 * np.std(losses["gibbs"][1], ddof=1))
+    np.testing.assert_allclose(
+        verdict.columns["criterion_se"][1], 2 * np.std(losses["gibbs"][1], ddof=1)
+    )
     assert verdict.alpha == 0.5
-    with pytest.raises(ValueError, match=r"^the cumulative loss is.*not finite.*and at extreme data"):
+    with pytest.raises(
+        ValueError, match=r"^the cumulative loss is.*not finite.*and at extreme data"
+    ):
         judge({"gibbs": np.array([[0.0, np.inf]])}, "gibbs", "min", np.array([1.0]))
 
 
 def test_the_advice_says_when_there_is_no_need():
     losses = {"gibbs": np.array([[1.0, 1.0], [0.5, 0.6], [0.1, 0.2]])}
     assert "no need to temper" in judge(losses, "gibbs", "one_se", ALPHAS).advice
-    assert "try smaller" in judge({"gibbs": losses["gibbs"][::-1]}, "gibbs", "one_se", ALPHAS).advice
+    assert (
+        "try smaller"
+        in judge({"gibbs": losses["gibbs"][::-1]}, "gibbs", "one_se", ALPHAS).advice
+    )
 
 
 METHODS = {
@@ -109,7 +131,9 @@ def test_every_method_finds_the_closed_form(key, method):
     y = location_data()
     kind, options = METHODS[method]
     criterion = nt.alpha.safe_bayes(blocks=3, permutations=0, rule="min")
-    choice = nt.select_alpha(key, model, kind, jnp.asarray(y), alphas=ALPHAS, criterion=criterion, **options)
+    choice = nt.select_alpha(
+        key, model, kind, jnp.asarray(y), alphas=ALPHAS, criterion=criterion, **options
+    )
     table = nt.table(choice.data)
     edges = block_edges(3, len(y))
     expected = np.array([closed_form(y, alpha, edges) for alpha in ALPHAS])
@@ -127,14 +151,21 @@ def test_every_method_finds_the_closed_form(key, method):
     np.testing.assert_array_less(np.abs(table["plugin"] - expected[:, 1]), error)
     # On all data: E[log L], and one parameter.
     mean, var = np.transpose([posterior(y, alpha) for alpha in ALPHAS])
-    full = -0.5 * len(y) * np.log(2 * np.pi) - 0.5 * ((y - mean[:, None]) ** 2).sum(axis=1) - 0.5 * len(y) * var
+    full = (
+        -0.5 * len(y) * np.log(2 * np.pi)
+        - 0.5 * ((y - mean[:, None]) ** 2).sum(axis=1)
+        - 0.5 * len(y) * var
+    )
     np.testing.assert_array_less(
-        np.abs(table["expected_log_lik"] - full), 6 * table["expected_log_lik_se"] + 0.01
+        np.abs(table["expected_log_lik"] - full),
+        6 * table["expected_log_lik_se"] + 0.01,
     )
     np.testing.assert_allclose(table["effective_parameters"], 1.0, atol=0.35)
 
 
-@pytest.mark.parametrize("alphas", [[0.5, 1.0], pytest.param([0.1, 0.5, 1.0], marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "alphas", [[0.5, 1.0], pytest.param([0.1, 0.5, 1.0], marks=pytest.mark.full)]
+)
 def test_an_online_rule_is_refitted_at_every_datum(key, alphas):
     y = location_data()
 
@@ -146,10 +177,14 @@ def test_an_online_rule_is_refitted_at_every_datum(key, alphas):
 
     def online(model):
         exact = nt.expectations.gauss_hermite(predictor="eta")
-        return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi(), exact)
+        return nt.OnlineVI(
+            model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi(), exact
+        )
 
     criterion = nt.alpha.safe_bayes("plugin", permutations=0, rule="min")
-    choice = nt.select_alpha(key, named, online, jnp.asarray(y), alphas=alphas, criterion=criterion)
+    choice = nt.select_alpha(
+        key, named, online, jnp.asarray(y), alphas=alphas, criterion=criterion
+    )
     edges = np.arange(1, len(y))
     at_zero = 0.5 * np.log(2 * np.pi) + 0.5 * y[0] ** 2
     first = np.array([at_zero + 0.5 * PRIOR_SD**2, at_zero])
@@ -159,7 +194,9 @@ def test_an_online_rule_is_refitted_at_every_datum(key, alphas):
     assert choice.alpha == alphas[np.argmin(expected[:, 1])]
     assert choice.fit.count == len(y)
     # The state handed over is that of the chosen alpha, in the order of the data.
-    np.testing.assert_allclose(choice.fit.posterior.loc, posterior(y, choice.alpha)[0], rtol=1e-4)
+    np.testing.assert_allclose(
+        choice.fit.posterior.loc, posterior(y, choice.alpha)[0], rtol=1e-4
+    )
 
 
 def test_all_that_a_round_takes_is_put_in_its_order(key):
@@ -177,25 +214,41 @@ def test_all_that_a_round_takes_is_put_in_its_order(key):
 
     def online(model):
         exact = nt.expectations.gauss_hermite(predictor="eta")
-        return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi(), exact)
+        return nt.OnlineVI(
+            model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi(), exact
+        )
 
     def losses(order, *data):
-        task = Task(of_rows, key, tuple(jnp.asarray(part, jnp.float32) for part in data), {})
-        return Streams(key, task, online, online(of_rows), np.ones(1)).losses(order).expected
+        task = Task(
+            of_rows, key, tuple(jnp.asarray(part, jnp.float32) for part in data), {}
+        )
+        return (
+            Streams(key, task, online, online(of_rows), np.ones(1))
+            .losses(order)
+            .expected
+        )
 
     order = np.roll(np.arange(12)[::-1], 3)
-    np.testing.assert_array_equal(losses(order, x, y), losses(np.arange(12), x[order], y[order]))
+    np.testing.assert_array_equal(
+        losses(order, x, y), losses(np.arange(12), x[order], y[order])
+    )
 
 
 @pytest.mark.full
 def test_a_loss_of_ones_own(key):
     y = jnp.asarray(location_data())
-    criterion = nt.alpha.safe_bayes(lambda values: jnp.square(y - values["theta"]), blocks=3, permutations=0)
-    choice = nt.select_alpha(key, model, AutoNormal, y, alphas=[0.5, 1.0], criterion=criterion)
+    criterion = nt.alpha.safe_bayes(
+        lambda values: jnp.square(y - values["theta"]), blocks=3, permutations=0
+    )
+    choice = nt.select_alpha(
+        key, model, AutoNormal, y, alphas=[0.5, 1.0], criterion=criterion
+    )
     table = nt.table(choice.data)
     # The square is twice the log-loss without its constant.
     constant = 0.5 * np.log(2 * np.pi) * (len(y) - block_edges(3, len(y))[0])
-    np.testing.assert_allclose(table["criterion"], 2 * (table["gibbs"] - constant), rtol=1e-4)
+    np.testing.assert_allclose(
+        table["criterion"], 2 * (table["gibbs"] - constant), rtol=1e-4
+    )
     short = nt.alpha.safe_bayes(lambda values: values["theta"], blocks=3)
     with pytest.raises(ValueError, match="one number for each datum"):
         nt.select_alpha(key, model, AutoNormal, y, alphas=[1.0], criterion=short)
@@ -214,7 +267,9 @@ def test_bad_options(options, match):
         nt.alpha.safe_bayes(**options)
 
 
-@pytest.mark.parametrize("blocks", [1, 61, [0, 3], [3, 3], [30, 60], [10, 20, 60], [], 2.5])
+@pytest.mark.parametrize(
+    "blocks", [1, 61, [0, 3], [3, 3], [30, 60], [10, 20, 60], [], 2.5]
+)
 def test_bad_blocks(blocks):
     with pytest.raises(ValueError, match="blocks"):
         block_edges(blocks, 60)

@@ -31,11 +31,25 @@ def explicit_losses(x, y, alpha, row, outcome):
         q = gvo.posterior(x[:, :dim], y, alpha)
         loc, h = row[:dim] @ q.mean, row[:dim] @ q.cov @ row[:dim]
         # 1/s2 is Gamma with mean shape/rate, and E log s2 = log rate - psi(shape).
-        gibbs = np.log(2 * np.pi) + np.log(q.rate) - psi(q.shape) + (outcome - loc) ** 2 * q.shape / q.rate + h
+        gibbs = (
+            np.log(2 * np.pi)
+            + np.log(q.rate)
+            - psi(q.shape)
+            + (outcome - loc) ** 2 * q.shape / q.rate
+            + h
+        )
         mean_s2 = stats.invgamma(q.shape, scale=q.rate).mean()
         plug_in = -stats.norm(loc, np.sqrt(mean_s2)).logpdf(outcome)
         scale = np.sqrt(q.rate / q.shape * (1 + h))
-        found.append((0.5 * gibbs, plug_in, -stats.t(2 * q.shape, loc, scale).logpdf(outcome), loc, mean_s2))
+        found.append(
+            (
+                0.5 * gibbs,
+                plug_in,
+                -stats.t(2 * q.shape, loc, scale).logpdf(outcome),
+                loc,
+                mean_s2,
+            )
+        )
     return np.array(found).T
 
 
@@ -54,7 +68,9 @@ def test_evidence_is_that_of_a_multivariate_t():
     q = gvo.of_data(x, y, 1.0)
     for dim in (1, 5, 51):
         shape = gvo.RATE / gvo.SHAPE * (np.eye(len(y)) + x[:, :dim] @ x[:, :dim].T)
-        expected = stats.multivariate_t(np.zeros(len(y)), shape, df=2 * gvo.SHAPE).logpdf(y)
+        expected = stats.multivariate_t(
+            np.zeros(len(y)), shape, df=2 * gvo.SHAPE
+        ).logpdf(y)
         assert_allclose(q.log_evidence[dim - 1], expected, rtol=1e-10)
 
 
@@ -62,15 +78,20 @@ def test_evidence_is_that_of_a_multivariate_t():
 def test_the_tempered_evidence_grows_by_the_expected_log_likelihood(alpha):
     x, y = data(10, dim=6)
     step = 1e-4
-    slope = (gvo.of_data(x, y, alpha + step).log_evidence - gvo.of_data(x, y, alpha - step).log_evidence) / (
-        2 * step
+    slope = (
+        gvo.of_data(x, y, alpha + step).log_evidence
+        - gvo.of_data(x, y, alpha - step).log_evidence
+    ) / (2 * step)
+    expected_log_lik = -sum(
+        explicit_losses(x, y, alpha, *datum)[0] for datum in zip(x, y, strict=True)
     )
-    expected_log_lik = -sum(explicit_losses(x, y, alpha, *datum)[0] for datum in zip(x, y, strict=True))
     assert_allclose(slope, expected_log_lik, rtol=1e-5)
 
 
 def test_without_data_the_tempered_evidence_is_one():
-    assert_allclose(gvo.of_data(np.zeros((0, 7)), np.zeros(0), 0.4).log_evidence, 0.0, atol=1e-12)
+    assert_allclose(
+        gvo.of_data(np.zeros((0, 7)), np.zeros(0), 0.4).log_evidence, 0.0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.05, 1.0])
@@ -78,7 +99,9 @@ def test_nested_posteriors_from_one_factor_are_those_of_each_model(alpha):
     x, y = data(41, dim=12)
     x, row, y, outcome = x[:40], x[40], y[:40], y[40]
     q = gvo.of_data(x, y, alpha)
-    gibbs, plug_in, predictive, loc, mean_s2 = explicit_losses(x, y, alpha, row, outcome)
+    gibbs, plug_in, predictive, loc, mean_s2 = explicit_losses(
+        x, y, alpha, row, outcome
+    )
     weights = softmax(q.log_evidence)
     found = gvo.losses(q, row[None], outcome[None])
     assert_allclose(np.ravel(found["gibbs"]), [weights @ gibbs, gibbs[-1]], rtol=1e-10)
@@ -86,7 +109,9 @@ def test_nested_posteriors_from_one_factor_are_those_of_each_model(alpha):
     averaged = -stats.norm(weights @ loc, np.sqrt(weights @ mean_s2)).logpdf(outcome)
     assert_allclose(found["plugin"][0], [averaged], rtol=1e-10)
     mixture = -np.log(weights @ np.exp(-predictive))
-    assert_allclose(np.ravel(found["predictive"]), [mixture, predictive[-1]], rtol=1e-10)
+    assert_allclose(
+        np.ravel(found["predictive"]), [mixture, predictive[-1]], rtol=1e-10
+    )
     means = [gvo.posterior(x[:, :d], y, alpha).mean for d in range(1, 13)]
     padded = np.array([np.r_[mean, np.zeros(12 - len(mean))] for mean in means])
     assert_allclose(gvo.coefficients(q, True), weights @ padded, rtol=1e-9, atol=1e-12)
@@ -100,7 +125,10 @@ def test_prequential_losses_are_those_of_the_recursion():
     q, expected = gvo.prior(6), []
     for row, outcome in zip(x, y, strict=True):
         e, h = outcome - row @ q.mean, row @ q.cov @ row
-        expected.append(0.5 * (np.log(2 * np.pi * q.rate) - psi(q.shape) + e**2 * q.shape / q.rate + h))
+        expected.append(
+            0.5
+            * (np.log(2 * np.pi * q.rate) - psi(q.shape) + e**2 * q.shape / q.rate + h)
+        )
         q = gvo.update(q, row, outcome, alpha)
     found = gvo.prequential(x, y, [alpha])
     assert_allclose(found[0, 1, 0], expected, rtol=1e-9)
@@ -141,18 +169,26 @@ def test_the_best_gaussian_guide_by_direct_search(alpha):
         mean, cov = unpack(values)
         coef, u, v = mean[:3] - cov[:3, 3], mean[3], cov[3, 3]
         precision = alpha * x.T @ x + np.eye(3)
-        quadratic = alpha * np.sum((y - x @ coef) ** 2) + coef @ coef + np.sum(precision * cov[:3, :3])
+        quadratic = (
+            alpha * np.sum((y - x @ coef) ** 2)
+            + coef @ coef
+            + np.sum(precision * cov[:3, :3])
+        )
         entropy = 0.5 * np.linalg.slogdet(cov)[1]
         return shape * u + np.exp(0.5 * v - u) * (gvo.RATE + 0.5 * quadratic) - entropy
 
     start = np.r_[0.1, -0.1, 0.2, -2.0, (0.3 * np.eye(4) + 0.05)[np.tril_indices(4)]]
-    mean, cov = unpack(minimize(negative_elbo, start, options={"gtol": 1e-9, "maxiter": 2000}).x)
+    mean, cov = unpack(
+        minimize(negative_elbo, start, options={"gtol": 1e-9, "maxiter": 2000}).x
+    )
     assert_allclose(cov[:3, 3], 0.0, atol=1e-4)
     precision, h = np.exp(0.5 * cov[3, 3] - mean[3]), row[0] @ cov[:3, :3] @ row[0]
     error2 = (outcome[0] - row[0] @ mean[:3]) ** 2
     gibbs = 0.5 * (gvo.LOG_2PI + mean[3] + precision * (error2 + h))
     plug_in = -stats.norm(row[0] @ mean[:3], np.exp(0.5 * mean[3])).logpdf(outcome[0])
-    assert_allclose(gvo.guide_losses(x, y, alpha, row, outcome)[:, 0], [gibbs, plug_in], rtol=1e-4)
+    assert_allclose(
+        gvo.guide_losses(x, y, alpha, row, outcome)[:, 0], [gibbs, plug_in], rtol=1e-4
+    )
 
 
 def test_the_one_se_rule_is_paired():
@@ -179,10 +215,18 @@ def replicate(num_seeds, alphas, num_data, wrong):
         }
         for name, alpha in chosen.items():
             q = gvo.of_data(x, y, alpha)
-            row = (gvo.excess_risk(gvo.coefficients(q, True), wrong), gvo.expected_size(q))
+            row = (
+                gvo.excess_risk(gvo.coefficients(q, True), wrong),
+                gvo.expected_size(q),
+            )
             found.setdefault(name, []).append(row)
         best = -stats.norm(x @ gvo.COEF, np.sqrt(gvo.NOISE)).logpdf(y).sum()
-        excess.append([each[loss][list(alphas).index(1.0)].sum() - best for loss in ("predictive", "gibbs")])
+        excess.append(
+            [
+                each[loss][list(alphas).index(1.0)].sum() - best
+                for loss in ("predictive", "gibbs")
+            ]
+        )
     return {name: np.array(rows) for name, rows in found.items()}, np.array(excess)
 
 
@@ -219,7 +263,9 @@ def test_the_numbers_of_the_experiment():
 
 def ridge(x, y=None):
     s2 = numpyro.sample("s2", dist.InverseGamma(gvo.SHAPE, gvo.RATE))
-    coef = numpyro.sample("coef", dist.Normal(0.0, jax.numpy.sqrt(s2)).expand([x.shape[1]]).to_event(1))
+    coef = numpyro.sample(
+        "coef", dist.Normal(0.0, jax.numpy.sqrt(s2)).expand([x.shape[1]]).to_event(1)
+    )
     eta = numpyro.deterministic("eta", x @ coef)
     with numpyro.plate("data", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, jax.numpy.sqrt(s2)), obs=y)
@@ -242,9 +288,14 @@ def test_select_alpha_finds_the_cumulative_losses_of_the_closed_form(seed):
         num_refit_samples=1000,
     )
     # Blocks after the first, whose losses are those of the prior.
-    each = gvo.prequential(x, y, alphas, edges)[gvo.LOSSES.index("gibbs"), 1, :, edges[1] :]
+    each = gvo.prequential(x, y, alphas, edges)[
+        gvo.LOSSES.index("gibbs"), 1, :, edges[1] :
+    ]
     guide = [
-        sum(gvo.guide_losses(x[:a], y[:a], alpha, x[a:b], y[a:b])[0].sum() for a, b in pairwise(edges[1:]))
+        sum(
+            gvo.guide_losses(x[:a], y[:a], alpha, x[a:b], y[a:b])[0].sum()
+            for a, b in pairwise(edges[1:])
+        )
         for alpha in alphas
     ]
     best = int(np.argmin(each.sum(1)))
@@ -266,6 +317,10 @@ def test_the_peak_of_the_risk_moves_with_the_number_of_covariates(monkeypatch):
     for seed in range(30):
         x, y = gvo.draw(np.random.default_rng([seed, 7]), 400, True)
         for n, found in risk.items():
-            found.append(gvo.excess_risk(gvo.coefficients(gvo.of_data(x[:n], y[:n], 1.0), True), True))
+            found.append(
+                gvo.excess_risk(
+                    gvo.coefficients(gvo.of_data(x[:n], y[:n], 1.0), True), True
+                )
+            )
     risk = {n: np.mean(found) for n, found in risk.items()}
     assert risk[200] > 2 * risk[100] > 20 * risk[400]

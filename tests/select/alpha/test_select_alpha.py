@@ -58,7 +58,12 @@ def test_the_report(choice):
     assert table.index.tolist() == ALPHAS
     assert table["selected"].sum() == 1
     assert table.index[table["selected"]][0] == choice.alpha == float(choice.fit.alpha)
-    assert {"criterion", "criterion_se", "expected_log_lik", "effective_parameters"} <= set(table)
+    assert {
+        "criterion",
+        "criterion_se",
+        "expected_log_lik",
+        "effective_parameters",
+    } <= set(table)
     assert choice.data.attrs["aim"] == "risk"
     assert choice.data.attrs["criterion"] == "safe_bayes"
     assert choice.advice == choice.data.attrs["advice"]
@@ -67,10 +72,18 @@ def test_the_report(choice):
 
 def test_refits_to_parts_of_the_data_have_the_losses_of_exact_posteriors(choice):
     criterion_key = jax.random.split(jax.random.key(0), 5)[2]
-    task, criterion = Task(model, criterion_key, (Y,), {}), nt.alpha.safe_bayes(blocks=3)
+    task, criterion = (
+        Task(model, criterion_key, (Y,), {}),
+        nt.alpha.safe_bayes(blocks=3),
+    )
     rows = criterion.plan(criterion_key, task).weights
     parts = [[posterior(Y[row > 0], alpha) for alpha in ALPHAS] for row in rows]
-    plugin = np.array([[0.5 * np.log(2 * np.pi) + 0.5 * (Y - m) ** 2 for m, _ in of_row] for of_row in parts])
+    plugin = np.array(
+        [
+            [0.5 * np.log(2 * np.pi) + 0.5 * (Y - m) ** 2 for m, _ in of_row]
+            for of_row in parts
+        ]
+    )
     exact = {"plugin": plugin, "gibbs": plugin + 0.5 * np.array(parts)[..., 1:]}
     columns = criterion.decide(criterion_key, task, np.array(ALPHAS), exact).columns
     table = nt.table(choice.data)
@@ -80,7 +93,9 @@ def test_refits_to_parts_of_the_data_have_the_losses_of_exact_posteriors(choice)
 
 
 def test_the_data_are_those_of_the_chosen_posterior(choice):
-    assert {"posterior", "log_likelihood", "observed_data", "alpha_selection"} <= set(group_names(choice.data))
+    assert {"posterior", "log_likelihood", "observed_data", "alpha_selection"} <= set(
+        group_names(choice.data)
+    )
     draws = group(choice.data, "posterior")["theta"].values
     mean, var = posterior(Y, choice.alpha)
     assert abs(draws.mean() - mean) < 5 * np.sqrt(var / draws.size) + 0.02
@@ -91,7 +106,9 @@ def test_the_data_are_those_of_the_chosen_posterior(choice):
 def test_it_is_of_the_installed_generation(choice):
     import xarray as xr
 
-    assert isinstance(choice.data, az.InferenceData if hasattr(az, "from_datatree") else xr.DataTree)
+    assert isinstance(
+        choice.data, az.InferenceData if hasattr(az, "from_datatree") else xr.DataTree
+    )
 
 
 def test_the_diagnostics_are_the_closed_forms(choice):
@@ -102,10 +119,16 @@ def test_the_diagnostics_are_the_closed_forms(choice):
     kept = rows[np.argmin(rows, axis=0)]
     for alpha in ALPHAS:
         others = [posterior(np.delete(Y, i), alpha) for i in range(len(Y))]
-        scores = [dist.Normal(m, np.sqrt(1 + v)).log_prob(y) for y, (m, v) in zip(Y, others, strict=True)]
+        scores = [
+            dist.Normal(m, np.sqrt(1 + v)).log_prob(y)
+            for y, (m, v) in zip(Y, others, strict=True)
+        ]
         assert abs(table["elpd_loo"][alpha] - sum(map(float, scores))) < 1.0
         by_fold = [posterior(Y[row > 0], alpha) for row in kept]
-        each = [float(dist.Normal(m, np.sqrt(1 + v)).log_prob(y)) for y, (m, v) in zip(Y, by_fold, strict=True)]
+        each = [
+            float(dist.Normal(m, np.sqrt(1 + v)).log_prob(y))
+            for y, (m, v) in zip(Y, by_fold, strict=True)
+        ]
         # The means of 200 draws and of a short fit are off by some hundredths; a fold's score has slopes of tens.
         assert abs(table["elpd_held_out"][alpha] - sum(each)) < 1.5
         spread = np.std(each, ddof=1) * np.sqrt(len(Y))
@@ -122,7 +145,13 @@ def test_predictive_scores_must_not_choose(key, diagnostic):
 @pytest.mark.full
 def test_an_alpha_that_is_named_is_added_to_the_grid(key):
     choice = nt.select_alpha(
-        key, model, AutoNormal, jnp.asarray(Y), alphas=[0.1, 1.0], criterion=nt.alpha.lyddon(), **QUICK
+        key,
+        model,
+        AutoNormal,
+        jnp.asarray(Y),
+        alphas=[0.1, 1.0],
+        criterion=nt.alpha.lyddon(),
+        **QUICK,
     )
     table = nt.table(choice.data)
     assert len(table) == 3
@@ -140,7 +169,9 @@ def test_what_no_criterion_looks_at_is_not_fitted(key):
     draws = np.asarray(choice.data.posterior["theta"])
     assert np.mean(draws) == pytest.approx(mean, abs=0.2 * np.sqrt(variance))
     # A diagnostic along the grid needs it.
-    choice = nt.select_alpha(key, model, AutoNormal, jnp.asarray(Y), diagnostics=[nt.alpha.loo()], **options)
+    choice = nt.select_alpha(
+        key, model, AutoNormal, jnp.asarray(Y), diagnostics=[nt.alpha.loo()], **options
+    )
     assert len(nt.table(choice.data)) == 11
 
 
@@ -212,21 +243,57 @@ def test_the_plot(choice):
         ({"alphas": []}, ValueError, r"alphas must be.*or more, got"),
         ({"alphas": [0.0, 1.0]}, ValueError, "positive"),
         ({"alphas": [1.0, 0.5]}, ValueError, "increase"),
-        ({"alphas": [0.5, np.nan]}, ValueError, r"^alphas must be.*positive and finite"),
-        ({"criterion": nt.alpha.safe_bayes}, TypeError, r"^a criterion is what.*call the function"),
-        ({"criterion": "safe_bayes"}, TypeError, r"a criterion is what nt.alpha.*call the function"),
-        ({"criterion": nt.alpha.theory_default()}, TypeError, "criterion = 0.5 is a power already"),
+        (
+            {"alphas": [0.5, np.nan]},
+            ValueError,
+            r"^alphas must be.*positive and finite",
+        ),
+        (
+            {"criterion": nt.alpha.safe_bayes},
+            TypeError,
+            r"^a criterion is what.*call the function",
+        ),
+        (
+            {"criterion": "safe_bayes"},
+            TypeError,
+            r"a criterion is what nt.alpha.*call the function",
+        ),
+        (
+            {"criterion": nt.alpha.theory_default()},
+            TypeError,
+            "criterion = 0.5 is a power already",
+        ),
         (
             {"groups": np.arange(59)},
             ValueError,
             r"groups must be a label for each of the 60 data, got shape \(59,\)",
         ),
-        ({"groups": np.zeros(60)}, ValueError, r"one label for all data.*which nothing is independent"),
-        ({"groups": [None, *range(59)]}, ValueError, r"groups has 1 missing labels.*group of its own"),
-        ({"groups": np.arange(60), "block": 2}, ValueError, r"groups and block are both given.*one series"),
-        ({"block": 31}, ValueError, r"block must be an integer from 1 to 30, got 31.*of data at least"),
+        (
+            {"groups": np.zeros(60)},
+            ValueError,
+            r"one label for all data.*which nothing is independent",
+        ),
+        (
+            {"groups": [None, *range(59)]},
+            ValueError,
+            r"groups has 1 missing labels.*group of its own",
+        ),
+        (
+            {"groups": np.arange(60), "block": 2},
+            ValueError,
+            r"groups and block are both given.*one series",
+        ),
+        (
+            {"block": 31},
+            ValueError,
+            r"block must be an integer from 1 to 30, got 31.*of data at least",
+        ),
         ({"block": "long"}, ValueError, "block must be a number of successive data"),
-        ({"block": 2, "criterion": nt.alpha.safe_bayes(permutations=1)}, ValueError, "permutations must be 0"),
+        (
+            {"block": 2, "criterion": nt.alpha.safe_bayes(permutations=1)},
+            ValueError,
+            "permutations must be 0",
+        ),
         ({"tolerance": 0.0}, ValueError, "tolerance"),
         ({"num_steps": 0}, ValueError, "num_steps"),
         pytest.param(
@@ -235,7 +302,11 @@ def test_the_plot(choice):
             "to all data at alpha = .* have not converged within 0.05 nats",
             marks=pytest.mark.full,
         ),
-        ({"diagnostics": [nt.alpha.safe_bayes()]}, ValueError, r"is no diagnostic.*pass it as criterion"),
+        (
+            {"diagnostics": [nt.alpha.safe_bayes()]},
+            ValueError,
+            r"is no diagnostic.*pass it as criterion",
+        ),
         ({"num_samples": 2}, ValueError, "num_samples"),
         ({"plate": "m"}, ValueError, r"plate 'm'.*plates that do"),
     ],
@@ -251,8 +322,16 @@ def test_bad_options(key, options, error, match):
         (AutoNormal(model), TypeError, r"built already.*such as `lambda model"),
         (NUTS(model), TypeError, r"built already.*such as `lambda model"),
         ("nuts", TypeError, r"must be a callable.*such as `lambda model"),
-        (lambda model: 3, TypeError, r"not a guide, kernel or OnlineVI.*such as `lambda model"),
-        (lambda model: AutoNormal(lambda y: None), ValueError, r"another model.*one that it gets"),
+        (
+            lambda model: 3,
+            TypeError,
+            r"not a guide, kernel or OnlineVI.*such as `lambda model",
+        ),
+        (
+            lambda model: AutoNormal(lambda y: None),
+            ValueError,
+            r"another model.*one that it gets",
+        ),
         (AutoDelta, ValueError, r"has a point mass at.*take AutoNormal"),
     ],
 )
@@ -266,16 +345,20 @@ def test_a_stream_has_no_posteriors_on_other_data(key):
         return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
 
     with pytest.raises(ValueError, match=r"^the criteria.*take a guide.*or a kernel"):
-        nt.select_alpha(key, model, online, jnp.asarray(Y), diagnostics=[nt.alpha.loo()])
+        nt.select_alpha(
+            key, model, online, jnp.asarray(Y), diagnostics=[nt.alpha.loo()]
+        )
 
 
 def test_tables_of_other_data():
     with pytest.raises(
-        TypeError, match=r"^expected ArviZ.*got NoneType: pass a result through to_inference_data"
+        TypeError,
+        match=r"^expected ArviZ.*got NoneType: pass a result through to_inference_data",
     ):
         nt.table(None)
     with pytest.raises(
-        ValueError, match=r"^the data.*no group model_comparison or alpha_selection.*sandwich, sandwich"
+        ValueError,
+        match=r"^the data.*no group model_comparison or alpha_selection.*sandwich, sandwich",
     ):
         nt.table(nt.to_inference_data({"theta": np.zeros(30)}, model, Y))
 
@@ -292,22 +375,30 @@ def test_a_round_is_a_datum(key):
             numpyro.sample("y", dist.Normal(theta, 1.0), obs=y.sum(0))
 
     for columns in (5, 60):
-        with pytest.raises(ValueError, match=r"a round is a row.*other arguments by functools.partial"):
-            nt.select_alpha(key, of_columns, online, np.tile(Y[:, None], (1, columns)), alphas=[1.0])
+        with pytest.raises(
+            ValueError, match=r"a round is a row.*other arguments by functools.partial"
+        ):
+            nt.select_alpha(
+                key, of_columns, online, np.tile(Y[:, None], (1, columns)), alphas=[1.0]
+            )
 
     def with_a_prior(y, loc):
         theta = numpyro.sample("theta", dist.Normal(loc[0], 1.0))
         with numpyro.plate("n", len(y)):
             numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
-    with pytest.raises(ValueError, match=r"^run needs arrays with.*leading ax.*model or the loss"):
+    with pytest.raises(
+        ValueError, match=r"^run needs arrays with.*leading ax.*model or the loss"
+    ):
         nt.select_alpha(key, with_a_prior, online, Y, np.zeros(3), alphas=[1.0])
 
 
 def test_a_loss_that_sums_before_it_weighs_is_refused(key):
     from numpyro.infer import TraceEnum_ELBO
 
-    with pytest.raises(ValueError, match=r"TraceEnum_ELBO.*by nt.marginalize, and take"):
+    with pytest.raises(
+        ValueError, match=r"TraceEnum_ELBO.*by nt.marginalize, and take"
+    ):
         nt.select_alpha(key, model, AutoNormal, jnp.asarray(Y), loss=TraceEnum_ELBO())
 
 
@@ -351,7 +442,10 @@ def test_likelihoods_with_one_derivative_have_no_coverage(key):
     slope_of = jax.custom_vjp(lambda theta: 2.0 * theta)
     slope_of.defvjp(lambda theta: (2.0 * theta, None), no_derivative)
     square = jax.custom_vjp(jnp.square)
-    square.defvjp(lambda theta: (jnp.square(theta), theta), lambda theta, slope: (slope * slope_of(theta),))
+    square.defvjp(
+        lambda theta: (jnp.square(theta), theta),
+        lambda theta, slope: (slope * slope_of(theta),),
+    )
 
     def squares(y):
         theta = numpyro.sample("theta", dist.Normal(0.0, 3.0))
@@ -360,7 +454,8 @@ def test_likelihoods_with_one_derivative_have_no_coverage(key):
 
     task = Task(squares, key, (jnp.asarray(Y),), {})
     with pytest.raises(
-        ValueError, match=r"JAX cannot differentiate the log-likelihood as often.*in forward mode"
+        ValueError,
+        match=r"JAX cannot differentiate the log-likelihood as often.*in forward mode",
     ):
         nt.alpha.magnitude().decide(key, task, np.ones(1), None)
     assert find_coverage(task) == (None, mock.ANY)
@@ -369,7 +464,9 @@ def test_likelihoods_with_one_derivative_have_no_coverage(key):
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, np.nan, np.inf])
 def test_a_criterion_of_ones_own_names_a_power(alpha):
-    criterion = Criterion("mine", "risk", None, lambda *of_data: Verdict(alpha, {}, {}, ""))
+    criterion = Criterion(
+        "mine", "risk", None, lambda *of_data: Verdict(alpha, {}, {}, "")
+    )
     message = rf"^mine names alpha = {alpha}, not a positive number: take another\.$"
     with pytest.raises(ValueError, match=message):
         nt.select_alpha(jax.random.key(0), model, AutoNormal, Y, criterion=criterion)

@@ -10,13 +10,24 @@ from scipy import linalg
 def chi_square(p_mean, p_cov, q_mean, q_cov):
     """Chi-square of N(p) from N(q), the integral of p^2 / q less 1; infinite where that diverges."""
     p_mean, q_mean = np.atleast_1d(p_mean), np.atleast_1d(q_mean)
-    p_prec, q_prec = np.linalg.inv(np.atleast_2d(p_cov)), np.linalg.inv(np.atleast_2d(q_cov))
+    p_prec, q_prec = (
+        np.linalg.inv(np.atleast_2d(p_cov)),
+        np.linalg.inv(np.atleast_2d(q_cov)),
+    )
     both = 2.0 * p_prec - q_prec
     if np.linalg.eigvalsh(both)[0] <= 0:
         return np.inf
     pull = 2.0 * p_prec @ p_mean - q_prec @ q_mean
-    exponent = pull @ np.linalg.solve(both, pull) - 2.0 * p_mean @ p_prec @ p_mean + q_mean @ q_prec @ q_mean
-    log_dets = 2.0 * np.linalg.slogdet(p_prec)[1] - np.linalg.slogdet(q_prec)[1] - np.linalg.slogdet(both)[1]
+    exponent = (
+        pull @ np.linalg.solve(both, pull)
+        - 2.0 * p_mean @ p_prec @ p_mean
+        + q_mean @ q_prec @ q_mean
+    )
+    log_dets = (
+        2.0 * np.linalg.slogdet(p_prec)[1]
+        - np.linalg.slogdet(q_prec)[1]
+        - np.linalg.slogdet(both)[1]
+    )
     return np.expm1(0.5 * (exponent + log_dets))
 
 
@@ -24,7 +35,9 @@ def wasserstein(p_mean, p_cov, q_mean, q_cov):
     """W_2 of two Gaussians, by square roots of matrices."""
     root = linalg.sqrtm(p_cov).real
     cross = linalg.sqrtm(root @ q_cov @ root).real
-    return np.sqrt(np.sum((p_mean - q_mean) ** 2) + np.trace(p_cov + q_cov - 2.0 * cross))
+    return np.sqrt(
+        np.sum((p_mean - q_mean) ** 2) + np.trace(p_cov + q_cov - 2.0 * cross)
+    )
 
 
 def divergence_bound(log_weights):

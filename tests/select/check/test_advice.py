@@ -51,7 +51,10 @@ def said(status, name="fit", bars=BARS, *, law=None, is_alone=True, **options):
     [
         ("fit", "draws of the fit"),
         ("reference", "draws of the reference"),
-        ("gaussian", "draws of a Gaussian, which is nearer to the posterior than the fit,"),
+        (
+            "gaussian",
+            "draws of a Gaussian, which is nearer to the posterior than the fit,",
+        ),
     ],
 )
 def test_a_bound_is_that_of_the_number_with_the_largest(name, source):
@@ -61,14 +64,24 @@ def test_a_bound_is_that_of_the_number_with_the_largest(name, source):
 
 def test_an_estimate_says_why_there_is_no_bound():
     text = said("estimated")
-    assert text.startswith("No bound that says anything: the weights of draws of the fit have no second moment")
-    assert f"Pareto k 0.20) or by the curvature of the posterior. {ESTIMATE}. A richer guide" in text
+    assert text.startswith(
+        "No bound that says anything: the weights of draws of the fit have no second moment"
+    )
+    assert (
+        f"Pareto k 0.20) or by the curvature of the posterior. {ESTIMATE}. A richer guide"
+        in text
+    )
 
 
 def test_what_no_draws_cover_is_said_with_what_was_tried():
     alone, others = said("unreliable"), said("unreliable", is_alone=False)
-    assert alone.startswith("Draws of the fit do not cover its posterior (Pareto k 0.90): draws say neither")
-    assert "(Pareto k 0.90), nor did other distributions that were tried: draws say neither" in others
+    assert alone.startswith(
+        "Draws of the fit do not cover its posterior (Pareto k 0.90): draws say neither"
+    )
+    assert (
+        "(Pareto k 0.90), nor did other distributions that were tried: draws say neither"
+        in others
+    )
     assert alone.endswith("or run NUTS.")
 
 
@@ -86,15 +99,26 @@ def test_heavy_tails_are_told():
 def test_numbers_without_a_moment_are_counted():
     nan = math.nan
     none = BARS._replace(mean_bound=np.full(3, nan))
-    assert "Pareto k 0.20: no number has a bound. By estimate" in said("bounded", bars=none)
-    some = BARS._replace(mean=np.array([1.0, nan, nan]), corrected_sd=np.array([1.0, nan, 0.25]))
+    assert "Pareto k 0.20: no number has a bound. By estimate" in said(
+        "bounded", bars=none
+    )
+    some = BARS._replace(
+        mean=np.array([1.0, nan, nan]), corrected_sd=np.array([1.0, nan, 0.25])
+    )
     text = said("bounded", bars=some)
-    assert "no sd than that of c, 2 times the posterior's; 1 of 3 have too heavy a tail for an estimate" in text
+    assert (
+        "no sd than that of c, 2 times the posterior's; 1 of 3 have too heavy a tail for an estimate"
+        in text
+    )
     assert "2 of 3 have no mean that can be told under the fit" in text
     without = BARS._replace(mean=np.full(3, nan), corrected_sd=np.full(3, nan))
-    assert "No number has a mean under the fit; 3 of 3 have too heavy a tail" in said("bounded", bars=without)
+    assert "No number has a mean under the fit; 3 of 3 have too heavy a tail" in said(
+        "bounded", bars=without
+    )
     # A constant has a bound of 0, and is not divided by.
-    constant = BARS._replace(sd=np.array([1.0, 0.0, 0.5]), mean_bound=np.array([0.1, 0.0, 0.2]))
+    constant = BARS._replace(
+        sd=np.array([1.0, 0.0, 0.5]), mean_bound=np.array([0.1, 0.0, 0.2])
+    )
     assert "no mean is off by more than 0.4 sd (c)" in said("bounded", bars=constant)
 
 
@@ -104,7 +128,10 @@ def test_modes_that_are_missed_are_told_with_three_numbers(number, modes):
     assert text.startswith(
         f"The posterior has {modes} that no draw comes near, with 26% of the mass by estimate, "
     )
-    assert "the heaviest at a = 1, b = -2.5, c = 3: weights of draws say nothing of it" in text
+    assert (
+        "the heaviest at a = 1, b = -2.5, c = 3: weights of draws say nothing of it"
+        in text
+    )
     more = advise_of_modes(Missed(number, 0.5, np.arange(4.0)), [*NAMES, "d"])
     assert "at a = 0, b = 1, c = 2, ...: weights" in more
 
@@ -119,12 +146,26 @@ def test_modes_that_are_missed_are_told_with_three_numbers(number, modes):
             "no sign of error; of 2 scalars in 4 simulations, at the level 0.05 adjusted",
         ),
         ([0.05, 0.9, 0.01], 1.0, 4, "a, c too low; of 3 scalars in 4 simulations"),
-        ([0.9, 0.9, 0.9], 0.25, 4, " even an exact tempered posterior is not.*between 1 and 0.5, and only"),
-        ([0.9, 0.9, 0.9], 1.0, 3, r"number\. 1 of the 4 fits did not converge, and are among the ranks\.$"),
+        (
+            [0.9, 0.9, 0.9],
+            0.25,
+            4,
+            " even an exact tempered posterior is not.*between 1 and 0.5, and only",
+        ),
+        (
+            [0.9, 0.9, 0.9],
+            1.0,
+            3,
+            r"number\. 1 of the 4 fits did not converge, and are among the ranks\.$",
+        ),
     ],
 )
-def test_a_calibration_names_what_is_wrong_and_how_it_was_judged(p_values, alpha, converged, expected):
-    judgement = SimpleNamespace(p_value=np.array(p_values), verdict=np.array(["too low"] * 3))
+def test_a_calibration_names_what_is_wrong_and_how_it_was_judged(
+    p_values, alpha, converged, expected
+):
+    judgement = SimpleNamespace(
+        p_value=np.array(p_values), verdict=np.array(["too low"] * 3)
+    )
     text = _advise(NAMES, judgement, alpha, np.arange(4) < converged)
     assert re.search(expected, text)
     assert ("tempered" in text) == (alpha != 1.0)

@@ -11,7 +11,12 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import NUTS, Trace_ELBO
-from numpyro.infer.autoguide import AutoDAIS, AutoDelta, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import (
+    AutoDAIS,
+    AutoDelta,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from scipy import stats
 
 import numpyro_tempered as nt
@@ -20,8 +25,18 @@ from numpyro_tempered.select.alpha import data_sets
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler
 from numpyro_tempered.select.alpha.model_data import ModelData
 from numpyro_tempered.select.check import posteriors
-from numpyro_tempered.select.check.simulate import check_model, simulate, tempered_with_data
-from numpyro_tempered.select.check.uniformity import estimate, exit_probability, holm, judge, random_pit
+from numpyro_tempered.select.check.simulate import (
+    check_model,
+    simulate,
+    tempered_with_data,
+)
+from numpyro_tempered.select.check.uniformity import (
+    estimate,
+    exit_probability,
+    holm,
+    judge,
+    random_pit,
+)
 
 matplotlib.use("agg")
 
@@ -33,9 +48,15 @@ ROOT = np.linalg.cholesky(np.array([[1.0, CORRELATION], [CORRELATION, 1.0]]))
 
 
 def normal_mean(y=None, prior=None, distribution=None):
-    theta = numpyro.sample("theta", dist.Normal(PRIOR_MEAN, PRIOR_SD) if prior is None else prior)
+    theta = numpyro.sample(
+        "theta", dist.Normal(PRIOR_MEAN, PRIOR_SD) if prior is None else prior
+    )
     with numpyro.plate("n", NUM if y is None else len(y)):
-        numpyro.sample("y", dist.Normal(theta, NOISE) if distribution is None else distribution(theta), obs=y)
+        numpyro.sample(
+            "y",
+            dist.Normal(theta, NOISE) if distribution is None else distribution(theta),
+            obs=y,
+        )
 
 
 def correlated(y):
@@ -57,7 +78,9 @@ def rank_variance(variance, num_draws):
     p = stats.norm.cdf(np.sqrt(variance) * nodes)
     weights = weights / weights.sum()
     mean = weights @ p
-    return num_draws * (weights @ (p * (1.0 - p))) + num_draws**2 * (weights @ (p - mean) ** 2)
+    return num_draws * (weights @ (p * (1.0 - p))) + num_draws**2 * (
+        weights @ (p - mean) ** 2
+    )
 
 
 # What ranks say.
@@ -80,21 +103,31 @@ def test_the_tests_reject_as_often_as_they_say():
 
 def test_the_exit_probability_is_that_of_brownian_motion():
     # Tabulated quantiles of sup |W| on [0, 1].
-    np.testing.assert_allclose(exit_probability(np.array([1.96, 2.2414, 2.8070])), [0.1, 0.05, 0.01], atol=1e-4)
-    np.testing.assert_allclose(exit_probability(np.array([0.0, 40.0])), [1.0, 0.0], atol=1e-12)
+    np.testing.assert_allclose(
+        exit_probability(np.array([1.96, 2.2414, 2.8070])), [0.1, 0.05, 0.01], atol=1e-4
+    )
+    np.testing.assert_allclose(
+        exit_probability(np.array([0.0, 40.0])), [1.0, 0.0], atol=1e-12
+    )
 
 
 def test_bias_and_spread_are_estimated_beyond_the_last_rank():
     scores = np.random.default_rng(1).normal(0.7, 2.5, size=(20_000, 1))
     limit = 1.5
-    mean, sd = estimate(np.where(np.abs(scores) > limit, 9.0 * np.sign(scores), scores), limit)
+    mean, sd = estimate(
+        np.where(np.abs(scores) > limit, 9.0 * np.sign(scores), scores), limit
+    )
     np.testing.assert_allclose([mean[0], sd[0]], [0.7, 2.5], atol=0.1)
     alone = estimate(scores, np.inf)
-    np.testing.assert_allclose([alone[0][0], alone[1][0]], [scores.mean(), scores.std()], rtol=1e-12)
+    np.testing.assert_allclose(
+        [alone[0][0], alone[1][0]], [scores.mean(), scores.std()], rtol=1e-12
+    )
 
 
 def test_p_values_are_adjusted_by_holm():
-    np.testing.assert_allclose(holm(np.array([0.04, 0.01, 0.03, 0.5])), [0.09, 0.04, 0.09, 0.5])
+    np.testing.assert_allclose(
+        holm(np.array([0.04, 0.01, 0.03, 0.5])), [0.09, 0.04, 0.09, 0.5]
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,14 +165,18 @@ def test_ties_are_broken_at_random():
 
 
 def test_an_untempered_posterior_of_a_normal_mean_has_uniform_ranks():
-    np.testing.assert_allclose(rank_variance(error_variance(1.0), 199), (200**2 - 1) / 12.0, rtol=1e-6)
+    np.testing.assert_allclose(
+        rank_variance(error_variance(1.0), 199), (200**2 - 1) / 12.0, rtol=1e-6
+    )
 
 
 def test_r_hat_is_that_of_numpyro():
     chain = np.random.default_rng(5).normal(size=(1, 100, 3)).cumsum(axis=1)
     expected = split_gelman_rubin(chain).max()
     values = {"walk": jnp.asarray(chain), "constant": jnp.ones((1, 100))}
-    np.testing.assert_allclose(jax.jit(posteriors.split_r_hat)(values), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(posteriors.split_r_hat)(values), expected, rtol=1e-5
+    )
 
 
 # What is simulated.
@@ -148,29 +185,42 @@ def test_r_hat_is_that_of_numpyro():
 def test_simulations_are_of_prior_and_likelihood(x64):
     data = ModelData(normal_mean, KEY, (Y,), {})
     simulations = simulate(KEY, data, 4000)
-    theta, y = np.asarray(simulations.truths["theta"]), np.asarray(simulations.data["y"])
+    theta, y = (
+        np.asarray(simulations.truths["theta"]),
+        np.asarray(simulations.data["y"]),
+    )
     assert y.shape == (4000, NUM)
     assert stats.kstest((theta - PRIOR_MEAN) / PRIOR_SD, "norm").pvalue > 1e-3
     noise = (y - theta[:, None]) / NOISE
     assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-3
     np.testing.assert_allclose(
-        simulations.log_lik, stats.norm.logpdf(y, theta[:, None], NOISE).sum(1), rtol=1e-10
+        simulations.log_lik,
+        stats.norm.logpdf(y, theta[:, None], NOISE).sum(1),
+        rtol=1e-10,
     )
 
 
 def test_sites_that_follow_observed_ones_see_the_simulated_values():
     def model(y, z):
-        v = numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+        v = numpyro.sample(
+            "y", dist.Normal(numpyro.sample("theta", dist.Normal(0.0, 1.0)), 1.0), obs=y
+        )
         numpyro.sample("z", dist.Normal(100.0 * v, 0.1), obs=z)
 
     simulations = simulate(KEY, ModelData(model, KEY, (0.0, 0.0), {}), 20)
-    np.testing.assert_allclose(simulations.data["z"], 100.0 * simulations.data["y"], atol=1.0)
+    np.testing.assert_allclose(
+        simulations.data["z"], 100.0 * simulations.data["y"], atol=1.0
+    )
 
 
 def imputed(y):
     missing = numpyro.sample("missing", dist.Normal(0.0, 1.0))
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.sample("y", dist.Normal(theta, 1.0).expand([NUM]), obs=jnp.asarray(y).at[0].set(missing))
+    numpyro.sample(
+        "y",
+        dist.Normal(theta, 1.0).expand([NUM]),
+        obs=jnp.asarray(y).at[0].set(missing),
+    )
 
 
 def subsampled(y):
@@ -206,27 +256,63 @@ REFUSED = {
         lambda y: normal_mean(y, dist.ImproperUniform(dist.constraints.real, (), ())),
         r"^the prior of.*'theta' is improper.*it a proper prior",
     ),
-    "discrete": (beside(lambda: numpyro.sample("k", dist.Bernoulli(0.5))), r"^latent site.*'k' is discrete"),
-    "masked": (with_likelihood(lambda t: dist.Normal(t, 1.0).mask(np.arange(NUM) > 2)), "site 'y' is masked"),
-    "masked prior": (lambda y: normal_mean(y, dist.Normal(0.0, 1.0).mask(False)), "prior of 'theta' is scaled"),
-    "robust": (nt.robust(normal_mean, beta=0.5, unit=1.0), r"likelihood of 'y'.*the model without it"),
-    "tempered": (nt.temper(normal_mean, alpha=0.5), r"likelihood of 'y' has a power.*model without it, and"),
-    "scaled": (lambda y: handlers.scale(normal_mean, scale=2.0)(y), r"prior of 'theta' is scaled.*that out"),
-    "factor": (beside(lambda: numpyro.factor("penalty", -1.0)), r"'penalty' is a factor.*a distribution"),
+    "discrete": (
+        beside(lambda: numpyro.sample("k", dist.Bernoulli(0.5))),
+        r"^latent site.*'k' is discrete",
+    ),
+    "masked": (
+        with_likelihood(lambda t: dist.Normal(t, 1.0).mask(np.arange(NUM) > 2)),
+        "site 'y' is masked",
+    ),
+    "masked prior": (
+        lambda y: normal_mean(y, dist.Normal(0.0, 1.0).mask(False)),
+        "prior of 'theta' is scaled",
+    ),
+    "robust": (
+        nt.robust(normal_mean, beta=0.5, unit=1.0),
+        r"likelihood of 'y'.*the model without it",
+    ),
+    "tempered": (
+        nt.temper(normal_mean, alpha=0.5),
+        r"likelihood of 'y' has a power.*model without it, and",
+    ),
+    "scaled": (
+        lambda y: handlers.scale(normal_mean, scale=2.0)(y),
+        r"prior of 'theta' is scaled.*that out",
+    ),
+    "factor": (
+        beside(lambda: numpyro.factor("penalty", -1.0)),
+        r"'penalty' is a factor.*a distribution",
+    ),
     "prior factor": (
         nt.temper(beside(lambda: numpyro.factor("penalty", -1.0)), factors=False),
         r"\['penalty'\] are terms of the prior.*simulation-based calibration draws all",
     ),
-    "dimension": (beside(lambda: numpyro.sample("draw", dist.Normal(0.0, 1.0))), "'draw' has the name"),
-    "param": (beside(lambda: numpyro.param("w", 1.0)), r"\['w'\] have none.*give them one"),
+    "dimension": (
+        beside(lambda: numpyro.sample("draw", dist.Normal(0.0, 1.0))),
+        "'draw' has the name",
+    ),
+    "param": (
+        beside(lambda: numpyro.param("w", 1.0)),
+        r"\['w'\] have none.*give them one",
+    ),
     "subsampled": (
         subsampled,
         "^a plate of the model subsamples, and simulation-based calibration draws whole data sets: leave",
     ),
-    "imputed": (imputed, r"^the values of the.*\['y'\] depend on latents.*data that are there"),
+    "imputed": (
+        imputed,
+        r"^the values of the.*\['y'\] depend on latents.*data that are there",
+    ),
     "scan": (of_a_scan, r"'y' is observed in a scan.*it as one site"),
-    "no data": (lambda y: numpyro.sample("theta", dist.Normal(0.0, 1.0)), r"no observed site.*be simulated"),
-    "no latent": (lambda y: numpyro.sample("y", dist.Normal(0.0, 1.0).expand([NUM]), obs=y), "no latent site"),
+    "no data": (
+        lambda y: numpyro.sample("theta", dist.Normal(0.0, 1.0)),
+        r"no observed site.*be simulated",
+    ),
+    "no latent": (
+        lambda y: numpyro.sample("y", dist.Normal(0.0, 1.0).expand([NUM]), obs=y),
+        "no latent site",
+    ),
     "no sampler": (
         with_likelihood(lambda t: dist.ImproperUniform(dist.constraints.real, (), ())),
         r"^simulation-based calibration draws.*'y'.* no sampler",
@@ -241,13 +327,20 @@ def test_what_cannot_simulate_itself_is_refused_by_name(name):
         check_model(ModelData(model, KEY, (Y,), {}))
 
 
-@pytest.mark.parametrize("location", [50.0, pytest.param(200.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "location", [50.0, pytest.param(200.0, marks=pytest.mark.full)]
+)
 def test_a_prior_that_simulates_no_data_is_refused(location):
     # Counts at exp(50) are beyond integers of 64 bits, and their log-probability is finite.
     def model(y):
-        normal_mean(y, dist.Normal(location, 1.0), lambda theta: dist.Poisson(jnp.exp(theta)))
+        normal_mean(
+            y, dist.Normal(location, 1.0), lambda theta: dist.Poisson(jnp.exp(theta))
+        )
 
-    with pytest.raises(ValueError, match=r"in 100 of 100 simulations from the prior .* the prior reaches"):
+    with pytest.raises(
+        ValueError,
+        match=r"in 100 of 100 simulations from the prior .* the prior reaches",
+    ):
         simulate(KEY, ModelData(model, KEY, (Y.astype(int),), {}), 100)
 
 
@@ -292,13 +385,17 @@ def brief():
 
 def test_the_result_is_a_table_of_one_screen(brief):
     rows = nt.table(brief)
-    assert list(rows.index) == ["theta", "small", "square", "log_lik"] == list(brief.ranks)
+    assert (
+        list(rows.index) == ["theta", "small", "square", "log_lik"] == list(brief.ranks)
+    )
     assert list(rows["verdict"][1:]) == ["not judged"] * 3
     assert {ranks.shape for ranks in brief.ranks.values()} == {(20,)}
     assert all(np.all((ranks >= 0) & (ranks <= 20)) for ranks in brief.ranks.values())
     # In any unit.
     np.testing.assert_array_equal(brief.ranks["small"], brief.ranks["theta"])
-    np.testing.assert_allclose(brief.truths["square"], brief.truths["theta"] ** 2, rtol=1e-5)
+    np.testing.assert_allclose(
+        brief.truths["square"], brief.truths["theta"] ** 2, rtol=1e-5
+    )
     assert "between 1 and 0.707" in brief.advice
     assert "of 1 scalars in 20 simulations" in brief.advice
     assert len(repr(brief).splitlines()) < 24
@@ -315,7 +412,9 @@ def test_the_plot_has_a_line_for_each_scalar_within_a_band(brief):
     pit = np.ravel(brief.data["prior_sbc"]["theta"])
     np.testing.assert_allclose(height, [np.mean(pit <= u) - u for u in x], atol=1e-12)
     exact = lines["exact, many data, alpha = 0.5"].get_ydata()
-    np.testing.assert_allclose(exact, stats.norm(scale=np.sqrt(0.5)).cdf(stats.norm.ppf(x)) - x, atol=1e-12)
+    np.testing.assert_allclose(
+        exact, stats.norm(scale=np.sqrt(0.5)).cdf(stats.norm.ppf(x)) - x, atol=1e-12
+    )
     matplotlib.pyplot.close("all")
 
 
@@ -325,7 +424,9 @@ NUM_SIMULATIONS = 400
 
 
 def check(model, method, *args, **options):
-    return nt.check_calibration(KEY, model, method, *args, num_simulations=NUM_SIMULATIONS, **options)
+    return nt.check_calibration(
+        KEY, model, method, *args, num_simulations=NUM_SIMULATIONS, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -351,18 +452,24 @@ def test_ranks_of_a_full_covariance_are_uniform_and_those_of_a_mean_field_too_na
     assert list(mean_field["verdict"][:2]) == ["too narrow"] * 2
     # The standard deviations of the mean field are sqrt(1 - rho^2) of the posterior's.
     spread = 1.0 / np.sqrt(1.0 - CORRELATION**2)
-    np.testing.assert_allclose(mean_field["spread"][:2], spread, atol=4.0 * spread / np.sqrt(NUM_SIMULATIONS))
+    np.testing.assert_allclose(
+        mean_field["spread"][:2], spread, atol=4.0 * spread / np.sqrt(NUM_SIMULATIONS)
+    )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("alpha", [0.5, 2.0])
-def test_ranks_of_an_exact_tempered_posterior_have_the_variance_of_the_closed_form(alpha):
+def test_ranks_of_an_exact_tempered_posterior_have_the_variance_of_the_closed_form(
+    alpha,
+):
     result = check(normal_mean, AutoNormal, Y, alpha=alpha)
     row, variance = nt.table(result).loc["theta"], error_variance(alpha)
     assert row["verdict"] == "no sign of error"
     pit = np.ravel(result.data["prior_sbc"]["theta"])
     assert stats.kstest(stats.norm.ppf(pit) / np.sqrt(variance), "norm").pvalue > 1e-3
-    np.testing.assert_allclose(row["spread"] ** 2, variance, rtol=4.0 * np.sqrt(2.0 / NUM_SIMULATIONS))
+    np.testing.assert_allclose(
+        row["spread"] ** 2, variance, rtol=4.0 * np.sqrt(2.0 / NUM_SIMULATIONS)
+    )
     ranks = result.ranks["theta"]
     expected = rank_variance(variance, result.num_draws)
     fourth = np.mean((ranks - ranks.mean()) ** 4)
@@ -388,7 +495,10 @@ def test_a_shifted_fit_is_biased(shift, verdict, monkeypatch):
 @pytest.mark.full
 def test_a_posterior_that_ignores_the_data_is_seen_by_the_log_likelihood_alone():
     def prior(y):
-        numpyro.sample("theta", dist.Normal(PRIOR_MEAN + 0.0 * numpyro.param("unused", 0.0), PRIOR_SD))
+        numpyro.sample(
+            "theta",
+            dist.Normal(PRIOR_MEAN + 0.0 * numpyro.param("unused", 0.0), PRIOR_SD),
+        )
 
     rows = nt.table(check(normal_mean, lambda model: prior, Y))
     assert rows.loc["theta", "verdict"] == "no sign of error"
@@ -422,7 +532,10 @@ def test_vsbc_agrees_with_that_of_numpyro(exact_family):
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(NUTS, marks=pytest.mark.full), lambda m: nt.OnlineVI(m, nt.guides.AutoOnlineDiagonalNormal)],
+    [
+        pytest.param(NUTS, marks=pytest.mark.full),
+        lambda m: nt.OnlineVI(m, nt.guides.AutoOnlineDiagonalNormal),
+    ],
 )
 def test_ranks_of_chains_and_of_exact_streams_are_uniform(method):
     result = check(normal_mean, method, Y, num_warmup=200, num_draws=49)
@@ -434,7 +547,9 @@ def test_ranks_of_chains_and_of_exact_streams_are_uniform(method):
 @pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
 def test_noise_of_the_fits_is_not_common_to_data_sets(guide):
     def model(y):
-        log_rate = numpyro.sample("log_rate", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        log_rate = numpyro.sample(
+            "log_rate", dist.Normal(0.0, 1.0).expand([2]).to_event(1)
+        )
         numpyro.sample("y", dist.Poisson(jnp.exp(log_rate)), obs=y)
 
     y = jnp.array([1, 4])
@@ -448,9 +563,19 @@ def test_noise_of_the_fits_is_not_common_to_data_sets(guide):
             return tempered_with_data(data, {"y": y}, 1.0)
 
         fitter = build_settler(
-            KEY, data, guide(nt.temper(data.model)), model_of, inputs, options, batch=DATA_SETS
+            KEY,
+            data,
+            guide(nt.temper(data.model)),
+            model_of,
+            inputs,
+            options,
+            batch=DATA_SETS,
         )
-        (scale,) = [leaf for name, leaf in fitter.fit(KEY, inputs).params.items() if "scale" in name]
+        (scale,) = [
+            leaf
+            for name, leaf in fitter.fit(KEY, inputs).params.items()
+            if "scale" in name
+        ]
         return np.asarray(scale)
 
     one, two, three = scales([0, 1, 1])
@@ -461,22 +586,29 @@ def test_noise_of_the_fits_is_not_common_to_data_sets(guide):
 @pytest.mark.full
 def test_fits_that_do_not_fit_side_by_side_are_fitted_in_parts(monkeypatch, brief):
     monkeypatch.setattr(data_sets, "MOST_NUMBERS", 8 * (NUM + 1))
-    parts = nt.check_calibration(KEY, normal_mean, AutoNormal, Y, alpha=0.5, num_simulations=20, num_draws=20)
+    parts = nt.check_calibration(
+        KEY, normal_mean, AutoNormal, Y, alpha=0.5, num_simulations=20, num_draws=20
+    )
     np.testing.assert_array_equal(parts.truths["theta"], brief.truths["theta"])
     assert np.corrcoef(parts.ranks["theta"], brief.ranks["theta"])[0, 1] > 0.95
 
 
 @pytest.mark.full
 def test_fits_that_do_not_converge_are_counted_and_left_in():
-    result = nt.check_calibration(KEY, normal_mean, AutoNormal, Y, num_simulations=20, num_steps=2)
+    result = nt.check_calibration(
+        KEY, normal_mean, AutoNormal, Y, num_simulations=20, num_steps=2
+    )
     assert not np.any(result.converged)
-    assert "20 of the 20 fits did not converge, and are among the ranks" in result.advice
+    assert (
+        "20 of the 20 fits did not converge, and are among the ranks" in result.advice
+    )
     assert result.ranks["theta"].shape == (20,)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("guide", "message"), [(AutoDelta, "point mass"), (AutoDAIS, "fit it data set by data set")]
+    ("guide", "message"),
+    [(AutoDelta, "point mass"), (AutoDAIS, "fit it data set by data set")],
 )
 def test_guides_without_posteriors_of_their_own_are_refused(guide, message):
     with pytest.raises(ValueError, match=message):
@@ -488,11 +620,16 @@ def test_hierarchies_show_what_a_mean_field_misses():
     scale = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 
     def schools(y):
-        mu, tau = numpyro.sample("mu", dist.Normal(0.0, 5.0)), numpyro.sample("tau", dist.HalfCauchy(5.0))
+        mu, tau = (
+            numpyro.sample("mu", dist.Normal(0.0, 5.0)),
+            numpyro.sample("tau", dist.HalfCauchy(5.0)),
+        )
         with numpyro.plate("schools", 8):
             theta = numpyro.sample("theta", dist.Normal(mu, tau))
             numpyro.sample("y", dist.Normal(theta, scale), obs=y)
 
-    result = nt.check_calibration(KEY, schools, AutoNormal, np.zeros(8), num_simulations=100, num_steps=4000)
+    result = nt.check_calibration(
+        KEY, schools, AutoNormal, np.zeros(8), num_simulations=100, num_steps=4000
+    )
     # The funnel: the fit stays away from small tau.
     assert nt.table(result).loc["tau", "verdict"] == "too high and too narrow"

@@ -20,7 +20,9 @@ def gaussian_moments(mean, variance):
 def coordinates(mean, variance):
     """Moments of coordinates of a Gaussian."""
     every = np.ones(len(mean), bool)
-    return moments.Moments(mean, variance, 2.0 * variance**2, every, np.arange(len(mean)), every)
+    return moments.Moments(
+        mean, variance, 2.0 * variance**2, every, np.arange(len(mean)), every
+    )
 
 
 def log_ratios(x, mean=0.1, variance=0.81):
@@ -36,7 +38,9 @@ def test_the_known_answer_of_two_normals():
     chi, q = math.sqrt(chi2), gaussian_moments(0.1, 0.81)
     assert moments.bound_mean(q, chi, q)[0] == pytest.approx(0.1918, abs=5e-5)
     assert moments.bound_variance(q, chi, q)[0] == pytest.approx(0.2809, abs=5e-5)
-    assert moments.bound_wasserstein(0.81, 3 * 0.81**2, chi)[0] == pytest.approx(0.1918, abs=5e-5)
+    assert moments.bound_wasserstein(0.81, 3 * 0.81**2, chi)[0] == pytest.approx(
+        0.1918, abs=5e-5
+    )
 
 
 def test_divergences_by_quadrature_of_the_weights():
@@ -56,7 +60,10 @@ def test_divergences_by_quadrature_of_the_weights():
 @pytest.mark.parametrize("shift", [0.0, 1e5, -1e5])
 def test_a_constant_of_the_joint_density_changes_no_distance(shift):
     x = np.random.default_rng(0).normal(0.1, 0.9, 4000)
-    plain, shifted = divergences(log_ratios(x))[0], divergences(log_ratios(x) + shift)[0]
+    plain, shifted = (
+        divergences(log_ratios(x))[0],
+        divergences(log_ratios(x) + shift)[0],
+    )
     assert shifted.elbo - shift == pytest.approx(plain.elbo, abs=1e-9)
     assert shifted.d2_bound == pytest.approx(plain.d2_bound, abs=1e-9)
     assert shifted.d2 == pytest.approx(plain.d2, abs=1e-9)
@@ -87,12 +94,15 @@ def test_w2_holds_where_a_sum_of_fourth_powers_does_not():
     assert distance == pytest.approx(math.sqrt(dim) * (1.0 - scale))
     assert (
         distance
-        <= moments.bound_wasserstein(*moments.norms(None, LocationScale(np.zeros(len(cov)), cov)), chi)[1]
+        <= moments.bound_wasserstein(
+            *moments.norms(None, LocationScale(np.zeros(len(cov)), cov)), chi
+        )[1]
     )
     # With less chi, as of a posterior that differs in one direction, theirs is below what the theorem says.
     assert (
         2.0 * (3.0 * dim * scale**4) ** 0.25
-        < math.sqrt(2.0) * moments.norms(None, LocationScale(np.zeros(len(cov)), cov))[1] ** 0.25
+        < math.sqrt(2.0)
+        * moments.norms(None, LocationScale(np.zeros(len(cov)), cov))[1] ** 0.25
     )
 
 
@@ -100,7 +110,10 @@ def test_w2_holds_where_a_sum_of_fourth_powers_does_not():
 def test_no_bound_is_below_the_error_of_a_gaussian(seed):
     rng = np.random.default_rng(seed)
     dim = rng.integers(1, 5)
-    root = np.linalg.cholesky(np.cov(rng.normal(size=(dim, 3 * dim + 3))).reshape(dim, dim) + 0.3 * np.eye(dim))
+    root = np.linalg.cholesky(
+        np.cov(rng.normal(size=(dim, 3 * dim + 3))).reshape(dim, dim)
+        + 0.3 * np.eye(dim)
+    )
     q_cov = root @ root.T
     p_mean = 0.3 * root @ rng.normal(size=dim)
     p_cov = root @ np.diag(rng.uniform(0.6, 1.3, dim)) @ root.T
@@ -113,7 +126,10 @@ def test_no_bound_is_below_the_error_of_a_gaussian(seed):
     sd_error = np.abs(np.sqrt(np.diag(p_cov)) - np.sqrt(variance))
     assert np.all(sd_error <= moments.bound_sd(variance, bound) + 1e-12)
     assert wasserstein(p_mean, p_cov, np.zeros(dim), q_cov) <= (
-        moments.bound_wasserstein(*moments.norms(None, LocationScale(np.zeros(len(q_cov)), q_cov)), chi)[1] + 1e-9
+        moments.bound_wasserstein(
+            *moments.norms(None, LocationScale(np.zeros(len(q_cov)), q_cov)), chi
+        )[1]
+        + 1e-9
     )
     draws = rng.normal(size=(20_000, dim)) @ root.T
     error = np.abs(p_cov - q_cov)
@@ -123,14 +139,18 @@ def test_no_bound_is_below_the_error_of_a_gaussian(seed):
     chi = math.sqrt(chi_square(p_mean, p_cov, p_mean, r_cov))
     r = coordinates(p_mean, np.diag(r_cov))
     assert np.all(np.abs(p_mean) <= moments.bound_mean(r, chi, q) + 1e-12)
-    assert np.all(np.abs(np.diag(p_cov) - variance) <= moments.bound_variance(r, chi, q) + 1e-12)
+    assert np.all(
+        np.abs(np.diag(p_cov) - variance) <= moments.bound_variance(r, chi, q) + 1e-12
+    )
 
 
 def test_w2_of_gaussians():
     rng = np.random.default_rng(3)
     one, two = (np.cov(rng.normal(size=(3, 9))) for _ in range(2))
     here = moments.wasserstein(np.zeros(3), one, np.ones(3), two)
-    assert here == pytest.approx(wasserstein(np.zeros(3), one, np.ones(3), two), rel=1e-9)
+    assert here == pytest.approx(
+        wasserstein(np.zeros(3), one, np.ones(3), two), rel=1e-9
+    )
 
 
 def test_corrected_moments_are_those_of_the_posterior():
@@ -144,13 +164,20 @@ def test_corrected_moments_are_those_of_the_posterior():
     # Of draws alone it is the weighted mean; where q is known, what is known has no error.
     plain = moments.corrected(x, weights, moments.of_draws(x))
     assert plain.mean[0] == pytest.approx(weights @ x[:, 0])
-    assert plain.mean_se[0] == pytest.approx(np.sqrt(weights**2 @ (x[:, 0] - plain.mean[0]) ** 2))
+    assert plain.mean_se[0] == pytest.approx(
+        np.sqrt(weights**2 @ (x[:, 0] - plain.mean[0]) ** 2)
+    )
     assert corrected.mean_se[0] < 0.5 * plain.mean_se[0]
-    same = moments.corrected(x, np.full(len(x), 1.0 / len(x)), gaussian_moments(0.1, 0.81))
+    same = moments.corrected(
+        x, np.full(len(x), 1.0 / len(x)), gaussian_moments(0.1, 0.81)
+    )
     assert (same.mean[0], same.mean_se[0]) == pytest.approx((0.1, 0.0), abs=1e-12)
 
 
-@pytest.mark.parametrize(("variance", "low", "high"), [(0.3, 0.5, 0.9), (0.81, 0.05, 0.4), (1.5, -np.inf, 0.0)])
+@pytest.mark.parametrize(
+    ("variance", "low", "high"),
+    [(0.3, 0.5, 0.9), (0.81, 0.05, 0.4), (1.5, -np.inf, 0.0)],
+)
 def test_pareto_k_of_normals(variance, low, high):
     # E w^r is finite for r < 1 / (1 - variance): the shape of the tail is 1 - variance.
     x = np.random.default_rng(5).normal(0.0, math.sqrt(variance), 4000)
@@ -161,7 +188,12 @@ def test_pareto_k_of_normals(variance, low, high):
 
 def test_equal_weights_have_no_tail():
     rounding = 1e-6 * np.random.default_rng(6).normal(size=1000)
-    for ratios in (np.zeros(1000), np.full(1000, -3e4), rounding, np.r_[np.full(10, -np.inf), np.zeros(990)]):
+    for ratios in (
+        np.zeros(1000),
+        np.full(1000, -3e4),
+        rounding,
+        np.r_[np.full(10, -np.inf), np.zeros(990)],
+    ):
         log_weights, k = smooth(ratios)
         assert k == -np.inf
         assert np.exp(log_weights).sum() == pytest.approx(1.0)

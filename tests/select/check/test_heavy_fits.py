@@ -21,7 +21,9 @@ COV = TRIL @ TRIL.T * DF / (DF - 2.0)
 
 
 def student(df=DF):
-    numpyro.sample("z", dist.MultivariateStudentT(df, jnp.asarray(LOC), jnp.asarray(TRIL)))
+    numpyro.sample(
+        "z", dist.MultivariateStudentT(df, jnp.asarray(LOC), jnp.asarray(TRIL))
+    )
     numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.0)
 
 
@@ -35,13 +37,22 @@ def product(df):
 
 @pytest.fixture(scope="module")
 def unfitted():
-    return nt.fit_svi(KEY, student, full(None), num_steps=2, optim=numpyro.optim.Adam(1e-3), num_particles=2)
+    return nt.fit_svi(
+        KEY,
+        student,
+        full(None),
+        num_steps=2,
+        optim=numpyro.optim.Adam(1e-3),
+        num_particles=2,
+    )
 
 
 def at(fit, df, loc, tril):
     """The fit with these parameters, which no optimiser has left its noise in."""
     params = {"auto_df": df, "auto_loc": loc, "auto_scale_tril": tril}
-    return fit._replace(params={name: jnp.asarray(value, float) for name, value in params.items()})
+    return fit._replace(
+        params={name: jnp.asarray(value, float) for name, value in params.items()}
+    )
 
 
 def draws_of(df, is_joint, num_draws=400_000):
@@ -62,7 +73,9 @@ def test_moments_of_students_t(is_joint):
     spread = products - np.square(x.T @ x / len(x))
     np.testing.assert_allclose(law.spread, spread, rtol=0.03)
     np.testing.assert_allclose(law.second, np.mean(np.sum(x**2, axis=1)), rtol=0.01)
-    np.testing.assert_allclose(law.fourth, np.mean(np.sum(x**2, axis=1) ** 2), rtol=0.03)
+    np.testing.assert_allclose(
+        law.fourth, np.mean(np.sum(x**2, axis=1) ** 2), rtol=0.03
+    )
     # Without fourth moments there is none to tell.
     heavy = law._replace(df=np.array([4.0, 4.0]))
     assert np.isinf(heavy.fourth)
@@ -74,7 +87,9 @@ def test_a_gaussian_is_the_limit():
     gaussian = LocationScale(np.zeros(2), COV)
     for is_joint, cov in ((True, COV), (False, np.diag(np.diag(COV)))):
         limit = LocationScale(np.zeros(2), cov, np.full(2, 1e9), is_joint)
-        np.testing.assert_allclose(limit.spread, gaussian._replace(cov=cov).spread, rtol=1e-6)
+        np.testing.assert_allclose(
+            limit.spread, gaussian._replace(cov=cov).spread, rtol=1e-6
+        )
 
 
 @pytest.mark.full
@@ -86,7 +101,9 @@ def test_the_posterior_itself_has_no_error_and_exact_moments(unfitted):
     table = nt.table(check)
     np.testing.assert_allclose(table["mean"], LOC, rtol=1e-6)
     np.testing.assert_allclose(table["sd"], np.sqrt(np.diag(COV)), rtol=1e-6)
-    np.testing.assert_allclose(check.data["check_covariance"]["covariance"], COV, rtol=1e-6)
+    np.testing.assert_allclose(
+        check.data["check_covariance"]["covariance"], COV, rtol=1e-6
+    )
     assert (table[["mean_bound", "sd_bound"]] < 0.01 * table["sd"].min()).all(axis=None)
 
 
@@ -112,8 +129,13 @@ def test_bounds_hold_where_tails_are_wrong(df, unfitted):
         assert np.isnan(check.w2_bound)
         assert np.isfinite(check.w1_bound)
         assert np.isnan(np.asarray(covariances["covariance_bound"])).all()
-        assert "up to 4 degrees of freedom a Student's t has no fourth moment" in check.advice
-    assert np.all(np.abs(table["corrected_mean"] - LOC) <= 5.0 * table["corrected_mean_se"])
+        assert (
+            "up to 4 degrees of freedom a Student's t has no fourth moment"
+            in check.advice
+        )
+    assert np.all(
+        np.abs(table["corrected_mean"] - LOC) <= 5.0 * table["corrected_mean_se"]
+    )
 
 
 @pytest.mark.full
@@ -125,7 +147,9 @@ def test_where_a_gaussian_has_no_bound_a_students_t_has():
     assert alone["t"].status == "bounded"
     assert alone["t"].divergences.d2_bound < 0.02
     assert alone["t"].divergences.pareto_k < 0.2
-    np.testing.assert_allclose(nt.table(alone["t"])["sd"], np.sqrt(np.diag(COV)), rtol=0.05)
+    np.testing.assert_allclose(
+        nt.table(alone["t"])["sd"], np.sqrt(np.diag(COV)), rtol=0.05
+    )
     # What covers the Gaussian's posterior is a Student's t, which is what its advice names.
     check = nt.check_fit(KEY, fits["Gaussian"])
     assert (check.status, check.reference) == ("bounded", "student_t")
@@ -134,8 +158,12 @@ def test_where_a_gaussian_has_no_bound_a_students_t_has():
     # The guide and that reference are the same family, and agree.
     table, by_guide = nt.table(check), nt.table(alone["t"])
     errors = 4.0 * np.hypot(table["corrected_mean_se"], by_guide["corrected_mean_se"])
-    assert np.all(np.abs(table["corrected_mean"] - by_guide["corrected_mean"]) <= errors)
-    np.testing.assert_allclose(table["corrected_sd"], by_guide["corrected_sd"], rtol=0.05)
+    assert np.all(
+        np.abs(table["corrected_mean"] - by_guide["corrected_mean"]) <= errors
+    )
+    np.testing.assert_allclose(
+        table["corrected_sd"], by_guide["corrected_sd"], rtol=0.05
+    )
     as_reference = nt.check_fit(KEY, fits["Gaussian"], reference=fits["t"])
     assert as_reference.status == "bounded"
     assert np.isnan(as_reference.w1_bound)
@@ -154,10 +182,16 @@ def test_an_exponential_has_no_mean_and_a_bounded_number_has():
     table = nt.table(check)
     assert check.status == "bounded"
     assert table.loc["s", ["mean", "sd", "mean_bound", "sd_bound"]].isna().all()
-    assert table.loc[["a", "p"], ["mean", "sd", "mean_bound", "sd_bound"]].notna().all(axis=None)
+    assert (
+        table.loc[["a", "p"], ["mean", "sd", "mean_bound", "sd_bound"]]
+        .notna()
+        .all(axis=None)
+    )
     assert "1 of 3 have no mean that can be told under the fit" in check.advice
     # The posterior's own means are those of the draws by weights.
-    np.testing.assert_allclose(table["corrected_mean"], [1.0, 0.5, np.exp(0.045)], atol=0.05)
+    np.testing.assert_allclose(
+        table["corrected_mean"], [1.0, 0.5, np.exp(0.045)], atol=0.05
+    )
     ax = nt.plots.plot_check(check)
     assert ax is not None
 

@@ -42,11 +42,24 @@ Y = np.zeros(4, np.float32)
 LAWS = {
     "AutoNormal": (
         AutoNormal,
-        {"b_auto_loc": LOC[:2], "b_auto_scale": SCALE[:2], "a_auto_loc": LOC[2], "a_auto_scale": SCALE[2]},
+        {
+            "b_auto_loc": LOC[:2],
+            "b_auto_scale": SCALE[:2],
+            "a_auto_loc": LOC[2],
+            "a_auto_scale": SCALE[2],
+        },
         np.diag(SCALE**2),
     ),
-    "AutoDiagonalNormal": (AutoDiagonalNormal, {"auto_loc": LOC, "auto_scale": SCALE}, np.diag(SCALE**2)),
-    "AutoMultivariateNormal": (AutoMultivariateNormal, {"auto_loc": LOC, "auto_scale_tril": TRIL}, TRIL @ TRIL.T),
+    "AutoDiagonalNormal": (
+        AutoDiagonalNormal,
+        {"auto_loc": LOC, "auto_scale": SCALE},
+        np.diag(SCALE**2),
+    ),
+    "AutoMultivariateNormal": (
+        AutoMultivariateNormal,
+        {"auto_loc": LOC, "auto_scale_tril": TRIL},
+        TRIL @ TRIL.T,
+    ),
     "AutoLowRankMultivariateNormal": (
         lambda m: AutoLowRankMultivariateNormal(m, rank=1),
         {"auto_loc": LOC, "auto_cov_factor": FACTOR, "auto_scale": SCALE},
@@ -75,9 +88,14 @@ def set_up(guide):
 @pytest.mark.parametrize("name", LAWS)
 def test_the_law_of_a_guide_is_that_of_its_params(name):
     guide, params, cov = LAWS[name]
-    law = law_of_guide(set_up(guide), {key: jnp.asarray(value, jnp.float32) for key, value in params.items()})
+    law = law_of_guide(
+        set_up(guide),
+        {key: jnp.asarray(value, jnp.float32) for key, value in params.items()},
+    )
     np.testing.assert_allclose(law.loc, LOC[BY_NAME], rtol=1e-6)
-    np.testing.assert_allclose(law.cov, cov[np.ix_(BY_NAME, BY_NAME)], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        law.cov, cov[np.ix_(BY_NAME, BY_NAME)], rtol=1e-5, atol=1e-7
+    )
     assert law.is_joint == (name == "AutoMultivariateStudentT")
     if "StudentT" in name:
         np.testing.assert_allclose(law.df, DF)
@@ -91,16 +109,22 @@ def test_other_guides_have_no_law():
 
 
 def test_the_fit_of_a_stream_is_that_of_its_state():
-    online = nt.OnlineVI(nt.temper(model, alpha=0.5), nt.guides.AutoOnlineDiagonalNormal)
+    online = nt.OnlineVI(
+        nt.temper(model, alpha=0.5), nt.guides.AutoOnlineDiagonalNormal
+    )
     state, _ = online.run(KEY, Y[:, None])
     for given in ((online, state, Y), (state, online, Y)):
         fit = fit_of(KEY, given[0], given[1:], {})
         assert fit.model is online.model
         assert fit.args[0].tolist() == Y.tolist()
         law = law_of_guide(fit.guide, fit.params)
-        np.testing.assert_allclose(law.loc, np.asarray(state.posterior.loc)[BY_NAME], rtol=1e-6)
         np.testing.assert_allclose(
-            np.diag(law.cov), np.square(state.posterior.scale)[jnp.array(BY_NAME)], rtol=1e-5
+            law.loc, np.asarray(state.posterior.loc)[BY_NAME], rtol=1e-6
+        )
+        np.testing.assert_allclose(
+            np.diag(law.cov),
+            np.square(state.posterior.scale)[jnp.array(BY_NAME)],
+            rtol=1e-5,
         )
 
 
@@ -108,24 +132,35 @@ def test_the_fit_of_a_stream_is_that_of_its_state():
 def test_the_law_of_a_reference_is_that_of_its_draws(is_heavy):
     guide, params, cov = LAWS["AutoMultivariateNormal"]
     params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
-    fit = nt.TemperedFit(nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY)
+    fit = nt.TemperedFit(
+        nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
+    )
     loc, cov = LOC[BY_NAME], cov[np.ix_(BY_NAME, BY_NAME)]
     draws = _candidate(KEY, loc, cov, target_of_fit(fit), 4000, is_heavy=is_heavy).draws
     np.testing.assert_allclose(draws.law.loc, loc)
     sd = np.sqrt(np.diag(draws.law.cov))
     # Of 7 degrees of freedom the standard error of a variance by 4000 draws is a twenty-fifth of it.
-    np.testing.assert_allclose(np.cov(draws.flat.T / sd[:, None]), draws.law.cov / np.outer(sd, sd), atol=0.16)
+    np.testing.assert_allclose(
+        np.cov(draws.flat.T / sd[:, None]), draws.law.cov / np.outer(sd, sd), atol=0.16
+    )
     assert (draws.law.df is None) != is_heavy
 
 
 def test_the_cover_of_a_mixture_has_its_modes_with_heavier_tails():
     guide, params, _ = LAWS["AutoMultivariateNormal"]
     params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
-    fit = nt.TemperedFit(nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY)
+    fit = nt.TemperedFit(
+        nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
+    )
     target = target_of_fit(fit)
-    loc, root = jnp.array([[3.0, 0.0, 0.0], [-3.0, 0.0, 0.0]]), jnp.stack([0.5 * jnp.eye(3)] * 2)
+    loc, root = (
+        jnp.array([[3.0, 0.0, 0.0], [-3.0, 0.0, 0.0]]),
+        jnp.stack([0.5 * jnp.eye(3)] * 2),
+    )
     mixture = nt.families.GaussianMixture(jnp.log(jnp.array([0.25, 0.75])), loc, root)
-    start = _candidate(KEY, np.zeros(3), np.eye(3), target, 4000, is_heavy=False).draws._replace(mixture=mixture)
+    start = _candidate(
+        KEY, np.zeros(3), np.eye(3), target, 4000, is_heavy=False
+    ).draws._replace(mixture=mixture)
     covers = cover(KEY, start, target, None)
     assert (covers.name, covers.is_mixture) == ("student_t", True)
     flat = covers.draws.flat
@@ -139,15 +174,21 @@ def test_the_cover_of_a_mixture_has_its_modes_with_heavier_tails():
 def test_a_cover_that_is_far_off_moves_to_the_moments_of_its_weighted_draws():
     guide, params, _ = LAWS["AutoMultivariateNormal"]
     params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
-    fit = nt.TemperedFit(nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY)
+    fit = nt.TemperedFit(
+        nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
+    )
     target = target_of_fit(fit)
     exact = np.linalg.inv(np.eye(3) + 4.0 * np.ones((3, 3)))
     off, wide = np.array([0.8, -0.6, 0.7]), exact + 0.5 * np.eye(3)
-    start = _candidate(KEY, off, wide, target, 4000, is_heavy=False).draws._replace(law=None)
+    start = _candidate(KEY, off, wide, target, 4000, is_heavy=False).draws._replace(
+        law=None
+    )
     covers = cover(KEY, start, target, None)
     assert covers.name == "gaussian"
     # Of 4000 draws a tenth counts.
-    np.testing.assert_allclose(covers.draws.law.loc, np.zeros(3), atol=4.0 / np.sqrt(400))
+    np.testing.assert_allclose(
+        covers.draws.law.loc, np.zeros(3), atol=4.0 / np.sqrt(400)
+    )
     np.testing.assert_allclose(np.diag(covers.draws.law.cov), np.diag(exact), rtol=0.4)
 
 
@@ -156,11 +197,13 @@ def test_the_fit_of_a_choice_is_the_one_that_was_chosen():
 
     assert fit_of(KEY, SimpleNamespace(fit=fit), (), {}) is fit
     with pytest.raises(
-        TypeError, match=r"^check_fit takes a TemperedFit.*got int, which has no guide with a density\.$"
+        TypeError,
+        match=r"^check_fit takes a TemperedFit.*got int, which has no guide with a density\.$",
     ):
         fit_of(KEY, 3, (), {})
     with pytest.raises(
-        ValueError, match=r"^a TemperedFit holds its data: .*without further values or options\.$"
+        ValueError,
+        match=r"^a TemperedFit holds its data: .*without further values or options\.$",
     ):
         fit_of(KEY, fit, (Y,), {})
 
@@ -169,13 +212,23 @@ def test_a_cover_of_draws_alone_begins_at_their_moments(monkeypatch):
     """Of a fit without a law, such as one by hand, where the curvature is not known."""
     guide, params, _ = LAWS["AutoMultivariateNormal"]
     params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
-    fit = nt.TemperedFit(nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY)
+    fit = nt.TemperedFit(
+        nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
+    )
     target = target_of_fit(fit)
     # The posterior, a Gaussian whose precision is that of the prior and of four sums.
     exact = np.linalg.inv(np.eye(3) + 4.0 * np.ones((3, 3)))
-    start = _candidate(KEY, np.zeros(3), exact, target, 1000, is_heavy=False).draws._replace(law=None)
+    start = _candidate(
+        KEY, np.zeros(3), exact, target, 1000, is_heavy=False
+    ).draws._replace(law=None)
     asked = []
-    monkeypatch.setattr(reference, "_candidate", lambda key, loc, cov, *_, **__: asked.append((loc, cov)))
+    monkeypatch.setattr(
+        reference,
+        "_candidate",
+        lambda key, loc, cov, *_, **__: asked.append((loc, cov)),
+    )
     assert cover(KEY, start, target, None) is None
-    np.testing.assert_allclose(asked[0][0], start.flat.mean(axis=0), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        asked[0][0], start.flat.mean(axis=0), rtol=1e-5, atol=1e-7
+    )
     np.testing.assert_allclose(asked[0][1], np.cov(start.flat.T, bias=True), rtol=1e-4)

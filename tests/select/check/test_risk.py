@@ -24,7 +24,11 @@ KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 2))
 Y = (X @ np.array([2.0, -1.0]) + RNG.logistic(size=120) > 0).astype(int)
-GAUSSIANS = [AutoMultivariateNormal, AutoLowRankMultivariateNormal, AutoLaplaceApproximation]
+GAUSSIANS = [
+    AutoMultivariateNormal,
+    AutoLowRankMultivariateNormal,
+    AutoLaplaceApproximation,
+]
 MEAN, COV = np.array([0.5, -0.5]), np.array([[4.0, 1.0], [1.0, 2.0]])
 
 
@@ -45,9 +49,13 @@ def fit_of(model, guide=AutoNormal, args=(X, Y), kl=2.5, improper=()):
     guide = guide(tempered, init_loc_fn=init_to_feasible)
     with handlers.block():
         trace = handlers.trace(handlers.seed(guide, KEY)).get_trace(*args)
-    params = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+    params = {
+        name: site["value"] for name, site in trace.items() if site["type"] == "param"
+    }
     elbo = nt.TemperedELBO(-100.0, 0.1, -50.0, kl, improper)
-    return nt.TemperedFit(tempered, guide, params, 0.5, np.zeros(1), elbo, {"y": args[1]}, args, {}, KEY)
+    return nt.TemperedFit(
+        tempered, guide, params, 0.5, np.zeros(1), elbo, {"y": args[1]}, args, {}, KEY
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,26 +65,38 @@ def fit():
 
 def expected_kl(loc, cov, prior_loc, prior_cov):
     gap = loc - prior_loc
-    trace = np.trace(np.linalg.solve(prior_cov, cov)) + gap @ np.linalg.solve(prior_cov, gap)
-    return 0.5 * (trace - len(loc) + np.linalg.slogdet(prior_cov)[1] - np.linalg.slogdet(cov)[1])
+    trace = np.trace(np.linalg.solve(prior_cov, cov)) + gap @ np.linalg.solve(
+        prior_cov, gap
+    )
+    return 0.5 * (
+        trace - len(loc) + np.linalg.slogdet(prior_cov)[1] - np.linalg.slogdet(cov)[1]
+    )
 
 
 def test_the_certificate_is_that_of_its_parts(fit):
     options = {"num_draws": 400, "delta": 0.1, "grid_size": 3, "delta_draws": 0.03}
     certificate = nt.certify_risk(KEY, fit, "y", **options)
-    params = {name.removesuffix("_auto_loc"): value for name, value in fit.params.items()}
-    loc = np.concatenate([np.ravel(params["intercept"]), params["weights"]]).astype(float)
+    params = {
+        name.removesuffix("_auto_loc"): value for name, value in fit.params.items()
+    }
+    loc = np.concatenate([np.ravel(params["intercept"]), params["weights"]]).astype(
+        float
+    )
     scales = [fit.params["intercept_auto_scale"], fit.params["weights_auto_scale"]]
     cov = np.diag(np.concatenate([np.ravel(s) for s in scales]).astype(float) ** 2)
     prior = np.zeros((3, 3))
     prior[0, 0], prior[1:, 1:] = 4.0, COV
-    np.testing.assert_allclose(certificate.kl, expected_kl(loc, cov, np.array([0.3, *MEAN]), prior), rtol=1e-5)
+    np.testing.assert_allclose(
+        certificate.kl, expected_kl(loc, cov, np.array([0.3, *MEAN]), prior), rtol=1e-5
+    )
     # The draws themselves: an independent sample of q has the same risk to Monte Carlo error.
     draws = np.random.default_rng(1).multivariate_normal(loc, cov, size=4000)
     wrong = (draws[:, :1] + draws[:, 1:] @ X.T > 0) != Y
     se = wrong.mean(axis=1).std() / np.sqrt(400)
     np.testing.assert_allclose(certificate.empirical_risk, wrong.mean(), atol=5 * se)
-    again = nt.bounds.pac_bayes(certificate.empirical_risk, certificate.kl, 120, **options)
+    again = nt.bounds.pac_bayes(
+        certificate.empirical_risk, certificate.kl, 120, **options
+    )
     assert certificate.value == again.value > wrong.mean()
     assert not certificate.estimate
 
@@ -86,8 +106,17 @@ def test_a_loss_is_a_function_of_latents_and_arguments(fit):
     certificate = nt.certify_risk(KEY, fit, brier, num_draws=400)
     draws = fit.guide.sample_posterior(KEY, fit.params, sample_shape=(400,))
     eta = np.asarray(draws["weights"]) @ X.T + np.asarray(draws["intercept"])[:, None]
-    np.testing.assert_allclose(certificate.empirical_risk, np.mean((Y - expit(eta)) ** 2), rtol=0.05)
-    wide = nt.certify_risk(KEY, fit, lambda *args: 3.0 * brier(*args) - 1.0, lower=-1.0, upper=2.0, num_draws=400)
+    np.testing.assert_allclose(
+        certificate.empirical_risk, np.mean((Y - expit(eta)) ** 2), rtol=0.05
+    )
+    wide = nt.certify_risk(
+        KEY,
+        fit,
+        lambda *args: 3.0 * brier(*args) - 1.0,
+        lower=-1.0,
+        upper=2.0,
+        num_draws=400,
+    )
     np.testing.assert_allclose(wide.value, 3.0 * certificate.value - 1.0, rtol=1e-5)
 
 
@@ -96,7 +125,9 @@ def test_categories_are_classified_by_the_most_probable():
     y = np.digitize(X[:, 0], [-0.5, 0.5])
 
     def softmax(x, y):
-        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+        weights = numpyro.sample(
+            "weights", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2)
+        )
         with numpyro.plate("n", len(x)):
             numpyro.sample("y", dist.Categorical(logits=x @ weights), obs=y)
 
@@ -110,10 +141,19 @@ def test_categories_are_classified_by_the_most_probable():
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (lambda latents, x, y: 3.0 * brier(latents, x, y), r"must lie in \[0, 1\].*too, or clip it"),
+        (
+            lambda latents, x, y: 3.0 * brier(latents, x, y),
+            r"must lie in \[0, 1\].*too, or clip it",
+        ),
         (lambda latents, x, y: brier(latents, x, y) * jnp.nan, "nan"),
-        (lambda latents, x, y: brier(latents, x, y).mean(), r"shape \(n,\).*the data have shapes"),
-        (lambda latents, x, y: jnp.zeros(7), r"^loss must return one.*shape \(n,\).*the data have shapes"),
+        (
+            lambda latents, x, y: brier(latents, x, y).mean(),
+            r"shape \(n,\).*the data have shapes",
+        ),
+        (
+            lambda latents, x, y: jnp.zeros(7),
+            r"^loss must return one.*shape \(n,\).*the data have shapes",
+        ),
         (lambda latents, x, y: y * 1j, r"must be real.*numbers, got"),
         ("z", "observed sites"),
     ],
@@ -129,13 +169,18 @@ def test_other_results_are_refused(fit):
 
 
 def scaled_by_data(x, y):
-    weights = numpyro.sample("weights", dist.Normal(0.0, 1.0 / x.std(axis=0)).to_event(1))
+    weights = numpyro.sample(
+        "weights", dist.Normal(0.0, 1.0 / x.std(axis=0)).to_event(1)
+    )
     with numpyro.plate("n", len(x)):
         numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
 
 def scaled_by_numpy(x, y):
-    weights = numpyro.sample("weights", dist.Normal(0.0, float(np.std(np.asarray(x)))).expand([2]).to_event(1))
+    weights = numpyro.sample(
+        "weights",
+        dist.Normal(0.0, float(np.std(np.asarray(x)))).expand([2]).to_event(1),
+    )
     with numpyro.plate("n", len(x)):
         numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
@@ -155,14 +200,18 @@ def with_effects(x, y):
 
 
 def with_flat_prior(x, y):
-    weights = numpyro.sample("weights", dist.ImproperUniform(dist.constraints.real_vector, (), (2,)))
+    weights = numpyro.sample(
+        "weights", dist.ImproperUniform(dist.constraints.real_vector, (), (2,))
+    )
     with numpyro.plate("n", len(x)):
         numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
 
 def with_scaled_prior(x, y):
     with handlers.scale(scale=0.5):
-        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        weights = numpyro.sample(
+            "weights", dist.Normal(0.0, 1.0).expand([2]).to_event(1)
+        )
     with numpyro.plate("n", len(x)):
         numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
@@ -180,7 +229,10 @@ def continuous(x, y):
         (scaled_by_numpy, r"^the prior of.*computed from the data.*set aside for it"),
         (with_param, r"^the model has.*fitted params.*them priors by numpyro.sample"),
         (with_effects, r"a new row has a value of its own.*out of the model"),
-        (with_scaled_prior, r"^the priors of.*have a scale.*sites out of handlers.scale"),
+        (
+            with_scaled_prior,
+            r"^the priors of.*have a scale.*sites out of handlers.scale",
+        ),
         (with_flat_prior, r"^latent sites.*does not integrate to 1"),
         (continuous, r"finitely many values.*function to the losses"),
     ],
@@ -193,7 +245,8 @@ def test_models_without_a_certificate_are_refused(model, words):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "guide", [AutoMultivariateNormal, AutoLowRankMultivariateNormal, AutoLaplaceApproximation]
+    "guide",
+    [AutoMultivariateNormal, AutoLowRankMultivariateNormal, AutoLaplaceApproximation],
 )
 def test_gaussian_guides_have_their_kl_in_closed_form(guide):
     fit = nt.fit_svi(KEY, logistic, guide, X, Y, alpha=0.5)
@@ -207,7 +260,9 @@ def test_gaussian_guides_have_their_kl_in_closed_form(guide):
 def test_other_guides_and_priors_have_an_estimate():
     def hierarchical(x, y):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-        weights = numpyro.sample("weights", dist.Normal(0.0, scale).expand([2]).to_event(1))
+        weights = numpyro.sample(
+            "weights", dist.Normal(0.0, scale).expand([2]).to_event(1)
+        )
         with numpyro.plate("n", len(x)):
             numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
@@ -221,7 +276,9 @@ def test_other_guides_and_priors_have_an_estimate():
 
 @pytest.mark.full
 def test_a_prior_of_an_argument_is_fixed():
-    assert not nt.certify_risk(KEY, fit_of(logistic, args=(X, Y, 0.7)), "y", num_draws=100).estimate
+    assert not nt.certify_risk(
+        KEY, fit_of(logistic, args=(X, Y, 0.7)), "y", num_draws=100
+    ).estimate
 
 
 @pytest.mark.full
@@ -231,27 +288,39 @@ def test_a_prior_of_columns_of_rows_is_of_the_data():
         with numpyro.plate("n", len(y)):
             numpyro.sample("y", dist.Bernoulli(logits=weights @ x), obs=y)
 
-    with pytest.raises(ValueError, match=r"^the prior of.*computed from the data.*set aside for it"):
+    with pytest.raises(
+        ValueError, match=r"^the prior of.*computed from the data.*set aside for it"
+    ):
         nt.certify_risk(KEY, fit_of(model, args=(X.T, Y)), "y", num_draws=10)
 
 
 @pytest.mark.full
 def test_a_model_that_reads_its_data_for_something_else_has_a_certificate():
     def model(x, y, group):
-        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        weights = numpyro.sample(
+            "weights", dist.Normal(0.0, 1.0).expand([2]).to_event(1)
+        )
         scale, num_groups = float(np.std(np.asarray(x))), int(np.max(group)) + 1
-        effects = numpyro.sample("effects", dist.Normal(jnp.zeros(num_groups), 1.0).to_event(1))
+        effects = numpyro.sample(
+            "effects", dist.Normal(jnp.zeros(num_groups), 1.0).to_event(1)
+        )
         with numpyro.plate("n", len(x)):
-            numpyro.sample("y", dist.Bernoulli(logits=x @ weights / scale + effects[group]), obs=y)
+            numpyro.sample(
+                "y", dist.Bernoulli(logits=x @ weights / scale + effects[group]), obs=y
+            )
 
     for group in (np.arange(len(X)) % 3, np.arange(len(X)) // 60):
-        assert not nt.certify_risk(KEY, fit_of(model, args=(X, Y, group)), "y", num_draws=10).estimate
+        assert not nt.certify_risk(
+            KEY, fit_of(model, args=(X, Y, group)), "y", num_draws=10
+        ).estimate
 
 
 @pytest.mark.full
 def test_masked_rows_are_no_data():
     def model(x, y):
-        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        weights = numpyro.sample(
+            "weights", dist.Normal(0.0, 1.0).expand([2]).to_event(1)
+        )
         with numpyro.plate("n", len(x)), handlers.mask(mask=jnp.arange(len(x)) < 20):
             numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
