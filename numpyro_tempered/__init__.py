@@ -4,7 +4,7 @@ from numpyro_tempered import estimators, mixtures, online, plots, ppca, sparse
 from numpyro_tempered.core import shared_rows as processes
 from numpyro_tempered.core import tables
 from numpyro_tempered.core.compilation import CompilationWarning
-from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO
+from numpyro_tempered.core.result import DataSummary, TemperedELBO
 from numpyro_tempered.gaussian import descent, expectations, families
 from numpyro_tempered.handlers.marginalize import marginalize
 from numpyro_tempered.handlers.robust import robust
@@ -20,7 +20,8 @@ from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.round_gates import round_and_refit
 from numpyro_tempered.infer.settle import Convergence, ConvergenceWarning
-from numpyro_tempered.infer.svi import TemperedFit, fit_svi
+from numpyro_tempered.infer.svi import fit_svi
+from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.mixtures import components
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.report.table import table
@@ -35,7 +36,6 @@ from numpyro_tempered.select.loo import loo
 from numpyro_tempered.select.path import temper_path
 from numpyro_tempered.select.ranking import dyadic
 from numpyro_tempered.select.sandwich import SandwichErrors, sandwich
-from numpyro_tempered.sparse.predict import sparse_as_tempered_fit
 from numpyro_tempered.theory import bounds, hindsight
 from numpyro_tempered.theory.ledger import regret_ledger
 
@@ -51,7 +51,6 @@ __all__ = [
     "LinearResponse",
     "OnlineVI",
     "OnlineVIState",
-    "Run",
     "SandwichErrors",
     "TemperedELBO",
     "TemperedFit",
@@ -89,7 +88,6 @@ __all__ = [
     "sandwich",
     "select_alpha",
     "sparse",
-    "sparse_as_tempered_fit",
     "table",
     "tables",
     "temper",

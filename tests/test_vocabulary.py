@@ -80,7 +80,7 @@ EXCEPTIONS = {
     ): "F of the restarts, which is no ELBO; fixed with mixtures.fit",
     (
         "restart_objectives",
-        "sparse.LogisticFit",
+        "sparse.RegressionFit",
     ): "a quadratic bound, which is below the ELBO",
     ("key", "distributions.SpikeAndSlab.sample"): "NumPyro's signature",
     ("key", "guides.LowRankPrecisionNormal.sample"): "NumPyro's signature",

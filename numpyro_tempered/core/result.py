@@ -1,19 +1,15 @@
-"""What every result knows of itself: its draws, its ELBO, its convergence and its data.
+"""What every tempered posterior is: the protocol that each result meets and each verb takes."""
 
-:func:`numpyro_tempered.to_inference_data` takes every :class:`Result`, and :func:`numpyro_tempered.compare` every
-:class:`Fit`. Both know these protocols and no algorithm.
-"""
-
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.labels import Labels
 from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.core.typing import Array, ArrayLike, Params
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
 
@@ -38,27 +34,30 @@ class TemperedELBO(NamedTuple):
     improper: tuple[str, ...] = ()
 
 
-@add_repr
-class Run(NamedTuple):
-    """Draws of a model on its data: what every result comes down to.
+class Evidence(NamedTuple):
+    """What a posterior knows of the optimum of its family.
 
     Attributes:
-        model: The tempered model; None where the result is of a density without data.
-        samples: Draws ``(chain, draw, ...)`` of all latent sites, and of others to be shown.
-        args: The model's positional arguments.
-        kwargs: The model's keyword arguments.
-        rng_key: Key of what is drawn for the result.
+        gap: Estimate of the nats by which the ELBO misses the optimum; NaN where nothing shows it.
+        num_iter: Steps, sweeps, evaluations or rounds that were taken; draws of a sampler.
+        restart_elbos: The ELBOs of the starts, or of the distinct optima that they found; empty of one start.
+    """
+
+    gap: float = math.nan
+    num_iter: int = 0
+    restart_elbos: tuple[float, ...] = ()
+
+
+class Description(NamedTuple):
+    """What a posterior adds to its ArviZ data.
+
+    Attributes:
         groups: Further groups, such as ``variational``: arrays by group and name.
         attrs: Further attributes: numbers and strings.
         dims: Names of dimensions by variable, beside chain and draw.
         coords: Labels by dimension, of those that have its length.
     """
 
-    model: Model | None
-    samples: Mapping[str, Array]
-    args: tuple[object, ...] = ()
-    kwargs: Mapping[str, object] = EMPTY
-    rng_key: Array | None = None
     groups: Mapping[str, Mapping[str, ArrayLike]] = MappingProxyType({})
     attrs: Mapping[str, object] = EMPTY
     dims: Mapping[str, Sequence[str]] = MappingProxyType({})
@@ -79,24 +78,11 @@ class DataSummary(NamedTuple):
     divergences: Mapping[str, object] = EMPTY
 
 
-class Result(Protocol):
-    """A result that knows its draws."""
+class Posterior(Protocol):
+    """A tempered posterior.
 
-    def as_run(
-        self, *data: Any, num_samples: int = 1000, rng_key: Array | None = None
-    ) -> Run:
-        """Draws with what made them.
-
-        Args:
-            *data: What the result was fitted to, where it does not hold it.
-            num_samples: Number of draws.
-            rng_key: Key of the draws, where the result brings none or another is wanted.
-        """
-        ...
-
-
-class Fit(Result, Protocol):
-    """A result that knows its ELBO."""
+    Values are dictionaries by latent site, in the units of the model.
+    """
 
     @property
     def alpha(self) -> ArrayLike | Mapping[str, float]:
@@ -104,42 +90,62 @@ class Fit(Result, Protocol):
         ...
 
     @property
-    def converged(self) -> bool | Array | None:
-        """Whether the fit has converged; None where the algorithm has no such notion."""
+    def elbo(self) -> TemperedELBO | None:
+        """The ELBO with its standard error and its two parts; None where nothing knows it, as of draws."""
         ...
 
-    def as_elbo(self) -> TemperedELBO:
-        """The ELBO with its standard error and its two parts."""
+    @property
+    def converged(self) -> bool | None:
+        """Whether it has converged; None where nothing shows it."""
+        ...
+
+    @property
+    def evidence(self) -> Evidence:
+        """What is known of the optimum."""
+        ...
+
+    @property
+    def mean(self) -> Params:
+        """Means of the latents."""
+        ...
+
+    @property
+    def sd(self) -> Params:
+        """Their standard deviations."""
+        ...
+
+    def sample_posterior(
+        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
+    ) -> Params:
+        """Draws of the latents, ``(*sample_shape, ...)`` each."""
+        ...
+
+    def log_prob(self, values: Params) -> Array:
+        """Log-density at values of the latents."""
+        ...
+
+    @property
+    def predict(self) -> Callable[..., Params]:
+        """``predict(rng_key, *args, **kwargs)``: draws of what is observed, at arguments of the model."""
+        ...
+
+    @property
+    def on(self) -> Callable[..., Any]:
+        """``on(*data, rng_key=None)``: itself at its data, whose ``target`` is the model at these."""
         ...
 
     def summarise_data(self) -> DataSummary:
-        """What the fit knows of its data."""
+        """What it knows of its data."""
         ...
 
 
-def fit_attrs(fit: Fit) -> dict[str, object]:
+def fit_attrs(fit: Any) -> dict[str, object]:
     """What a fit knows of itself, as attributes of ArviZ data."""
-    elbo = fit.as_elbo()
-    attrs: dict[str, object] = {"elbo": elbo.value, "elbo_se": elbo.se}
+    attrs: dict[str, object] = {}
+    if fit.elbo is not None:
+        attrs = {"elbo": fit.elbo.value, "elbo_se": fit.elbo.se}
     # Files of netCDF know no booleans.
     return attrs if fit.converged is None else attrs | {"converged": int(fit.converged)}
-
-
-def check_run_arguments(
-    result: object, data: tuple[object, ...], rng_key: Array | None, *names: str
-) -> Array:
-    """The key, where the data and a key have come that a result does not hold.
-
-    Raises:
-        ValueError: If they have not.
-    """
-    if len(data) != len(names) or rng_key is None:
-        call = ", ".join(["fit", *names, "rng_key=key"])
-        raise ValueError(
-            f"a {type(result).__name__} is to_inference_data({call}): "
-            f"{'the data that it was fitted to, and a key' if names else 'a key alone'}."
-        )
-    return rng_key
 
 
 def refuse_data(
@@ -156,8 +162,7 @@ def refuse_data(
             + [f"{name!r}" for name in options]
         )
         raise ValueError(
-            f"a {type(result).__name__} holds its data: pass it alone, got {strange}. Options of "
-            "to_inference_data are coords, dims, log_lik, num_samples, posterior_predictive and rng_key."
+            f"a {type(result).__name__} holds its data: pass it alone, got {strange}, neither data nor an option."
         )
 
 

@@ -229,7 +229,7 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
     @property
     def mean_(self) -> np.ndarray:
         """Posterior mean of the columns' means ``(d,)``."""
-        return self.fit_.mean
+        return self.fit_.location
 
     @property
     def converged_(self) -> bool:
@@ -244,7 +244,7 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
     @property
     def lower_bound_(self) -> float:
         """The ELBO in nats, for all data."""
-        return self.fit_.elbo
+        return self.fit_.objective
 
     @property
     def _n_features_out(self) -> int:

@@ -112,7 +112,7 @@ def model_arguments(
     if not (finite or kwargs) and all(map(_is_array, args)):
         # A round of a stream must not wait.
         return args, kwargs
-    labels = _bind(function, model, args, kwargs)
+    labels = argument_names(function, model, args, kwargs)
     values = (*args, *kwargs.values())
 
     def read(convert: Callable[[object, str], object]) -> tuple[tuple, dict]:
@@ -137,7 +137,7 @@ def model_arguments(
     return whole
 
 
-def _bind(
+def argument_names(
     function: Callable[..., object], model: Model, args: tuple, kwargs: dict
 ) -> list[str]:
     """What to call each argument of a model, in order.

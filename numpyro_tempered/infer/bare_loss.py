@@ -64,7 +64,7 @@ def bare_loss(
         1.500 0.500
     """
     check_key(rng_key, "bare_loss(rng_key, online, *args)")
-    prior = online.init(rng_key, *args, **kwargs).posterior  # type: ignore[arg-type]
+    prior = online.init(rng_key, *args, **kwargs).posterior
     bound = bind(online.expectation, online.model, online.guide)
     arrays, structure = separate(args, kwargs)
     expectation = bound._replace(

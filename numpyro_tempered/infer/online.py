@@ -12,21 +12,19 @@ import numpyro.distributions as dist
 from numpyro_tempered.core.checks import check_key, check_record, is_traced
 from numpyro_tempered.core.chunks import read_chunk
 from numpyro_tempered.core.model_arguments import ArgumentStructure, on_arrays, separate
-from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Numbers
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
-from numpyro_tempered.gaussian.families.base import Gaussian, family_of
+from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.likelihood import latent_sites, plain_arrays
 from numpyro_tempered.handlers.numpyro_private import unpack_and_constrain
 from numpyro_tempered.infer import online_checks as checks
 from numpyro_tempered.infer.elbo import bind
 from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.online_posterior import StreamPosterior
 from numpyro_tempered.infer.online_prior import add_residual, as_prior, residual
-from numpyro_tempered.infer.online_run import run_of
 from numpyro_tempered.infer.online_service import service_of
 from numpyro_tempered.infer.online_state import OnlineVIState
-from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online import (
     Losses,
     Rule,
@@ -118,20 +116,17 @@ class OnlineVI:
         self._num_axes: dict[Hashable, tuple[int, ...]] = {}
 
     def init(
-        self,
-        rng_key: Array,
-        *args: object,
-        prior: OnlineVIState | TemperedFit | Gaussian | None = None,
-        **kwargs: object,
+        self, rng_key: Array, *args: object, prior: Any = None, **kwargs: object
     ) -> OnlineVIState:
         """The state before the first datum, at q = prior.
 
         Args:
             rng_key: Key of the run.
             *args: Arguments of the model, as in the first round: shapes are read, values are not.
-            prior: Start from this posterior instead of the model's prior: the state of another run,
-                a :class:`TemperedFit`, or a Gaussian on the flat unconstrained scale. One of another family than
-                the guide's is matched in mean and (co)variance, as far as the guide's family holds it.
+            prior: Start from this posterior instead of the model's prior: the state of another run, a fit, an
+                MCMC, a mixture or PCA at its data (``fit.on(x)``), or a Gaussian on the flat unconstrained scale.
+                One of another family than the guide's is matched in mean and (co)variance, as far as the guide's
+                family holds it.
             **kwargs: Keyword arguments of the model.
 
         Raises:
@@ -423,10 +418,29 @@ class OnlineVI:
         samples = unpack_and_constrain(self.guide, flat, self.get_params(state))
         return {k: samples[k] for k in latent_sites(self.guide.prototype_trace)}
 
+    def posterior(
+        self, state: OnlineVIState, losses: Losses | None = None
+    ) -> StreamPosterior:
+        """The posterior at a state, for draws, predictions and every verb that takes a fit.
+
+        Args:
+            state: Of a run.
+            losses: The losses of the run, to be shown by :func:`to_inference_data`.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+            >>> import numpyro_tempered as nt
+            >>> def model(x, y=None):
+            ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            ...     numpyro.sample("y", dist.Normal(x * theta, 1.0), obs=y)
+            >>> online = nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal)
+            >>> state, losses = online.run(jax.random.key(0), jnp.ones(3), jnp.array([1.0, 2.0, 3.0]))
+            >>> posterior = online.posterior(state)
+            >>> print(f"{posterior.mean['theta']:.1f} {posterior.sd['theta']:.1f}")
+            1.5 0.5
+        """
+        return StreamPosterior(self, state, losses)
+
     def service(self, state: OnlineVIState, *args: object, **options: Any) -> Service:
         """Rounds and predictions one at a time, in microseconds: :func:`service_of`."""
         return service_of(self, state, args, **options)
-
-    def as_run(self, *data: object, **options: Any) -> Run:
-        """Draws of an online posterior, for :func:`to_inference_data`: :func:`run_of`."""
-        return run_of(self, *data, **options)

@@ -1,14 +1,17 @@
 """The prior of an online run: another posterior in the guide's terms, and what its Gaussian leaves out."""
 
 import contextlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.infer import MCMC
 from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 from numpyro.infer.util import potential_energy
 
+from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families import FullRank, Gain, MeanField
@@ -22,22 +25,25 @@ from numpyro_tempered.gaussian.families.base import (
 )
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.numpyro_private import unpacker
+from numpyro_tempered.handlers.target import check_density
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.flat_gaussian import read_normals
 from numpyro_tempered.infer.guides.online import StartsAtPrior
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.online_state import OnlineVIState
-from numpyro_tempered.infer.svi import TemperedFit
+from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.online.base import OnlineState, Rule
+from numpyro_tempered.report.draws import bind
+
+# Draws for the moments of a posterior that is no Gaussian.
+_NUM_DRAWS = 4000
 
 
-def as_prior(
-    prior: OnlineVIState | TemperedFit | Gaussian, guide: StartsAtPrior
-) -> Gaussian:
+def as_prior(prior: Any, guide: StartsAtPrior) -> Gaussian:
     """The Gaussian that a run of ``guide`` starts at.
 
     Args:
-        prior: An ``OnlineVIState``, a :class:`TemperedFit`, or a Gaussian on the flat unconstrained scale.
+        prior: An ``OnlineVIState``, a posterior at its data, or a Gaussian on the flat unconstrained scale.
         guide: An online guide that has been set up.
 
     Returns:
@@ -49,7 +55,13 @@ def as_prior(
         TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
         ValueError: If its sites or coordinates are not those of the guide.
     """
-    if isinstance(prior, TemperedFit):
+    if hasattr(prior, "state") and isinstance(prior.state, OnlineVIState):
+        prior = prior.state
+    if isinstance(prior, MCMC) or hasattr(prior, "samples"):
+        q, layout = _of_draws(bind(prior))
+    elif isinstance(prior, TemperedFit) and prior.source is not None:
+        q, layout = _of_draws(prior)
+    elif isinstance(prior, TemperedFit):
         q, layout = of_fit(prior)
     elif isinstance(prior, OnlineVIState):
         q, layout = prior.posterior, prior.layout
@@ -69,6 +81,31 @@ def as_prior(
             "shapes must agree."
         )
     return convert(reorder(q, layout, guide.layout), guide.prior)
+
+
+def _of_draws(posterior: Any) -> tuple[Gaussian, Layout]:
+    """The Gaussian of the moments of draws on the unconstrained scale, and the order of its coordinates.
+
+    Raises:
+        ValueError: If they have no covariance.
+    """
+    target = posterior.target
+    check_density(target)
+    # Draws of a sampler are taken as they are.
+    if (draws := getattr(posterior, "samples", None)) is not None:
+        draws = {name: jnp.concatenate(draws[name]) for name in target.latents}
+    else:
+        draws = posterior.sample_posterior(jax.random.key(0), (_NUM_DRAWS,))
+    flat = np.asarray(compiled_map(target.flatten, draws, 64), np.float64)
+    cov = np.atleast_2d(np.cov(flat.T))
+    try:
+        root = np.linalg.cholesky(cov)
+    except np.linalg.LinAlgError as error:
+        raise ValueError(
+            f"{len(flat)} draws of {flat.shape[1]} coordinates have no positive definite covariance, so they "
+            "cannot be the prior of an online run: draw more, or fit a Gaussian guide."
+        ) from error
+    return FullRank(*map(jnp.asarray, (flat.mean(axis=0), root))), target.layout
 
 
 def of_fit(fit: TemperedFit) -> tuple[Gaussian, Layout]:

@@ -1,9 +1,8 @@
 """The state of an online run of a NumPyro model."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numpyro_tempered.core.display import table, text
-from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.likelihood import Layout
@@ -22,18 +21,6 @@ class OnlineVIState(NamedTuple):
     rule_state: OnlineState
     rng_key: Array
     layout: Layout
-
-    def as_run(self, *data: object, **options: Any) -> Run:
-        """Draws, for :func:`to_inference_data`, of the ``OnlineVI`` of the run and its data.
-
-        Raises:
-            ValueError: If the ``OnlineVI`` is missing.
-        """
-        if not data or not hasattr(data[0], "as_run"):
-            raise ValueError(
-                "a state is to_inference_data(state, online, *data): the OnlineVI of the run, then its data."
-            )
-        return data[0].as_run(self, *data[1:], **options)
 
     def totals(self, losses: Losses | None = None) -> dict[str, Array]:
         """Counts of the rounds and sums of their losses, by name, and the losses of each round if passed."""

@@ -1,36 +1,24 @@
 """Batch tempered variational inference by NumPyro's SVI."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
-from numpyro import handlers
 from numpyro.infer import SVI, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
 
-from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count, check_number
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.labels import Labels, axis_labels
-from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.progress import ProgressBar
-from numpyro_tempered.core.result import (
-    DataSummary,
-    Run,
-    TemperedELBO,
-    fit_attrs,
-    refuse_data,
-    summarise_observed,
-)
+from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, PyTree
-from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call, feasible_trace
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
-from numpyro_tempered.handlers.robust import Divergence, divergences
+from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.antithetic import OrderedELBO, with_order
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
@@ -40,7 +28,6 @@ from numpyro_tempered.infer.elbo import (
     trace_guide,
     trace_model,
 )
-from numpyro_tempered.infer.evidence import LinearResponse, attrs_of
 from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses, run_steps
 from numpyro_tempered.infer.guides.gaussian_mixture import (
     NO_DERIVATIVE,
@@ -48,8 +35,8 @@ from numpyro_tempered.infer.guides.gaussian_mixture import (
 )
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
 from numpyro_tempered.infer.priors import refuse_moving_supports
-from numpyro_tempered.infer.settle import Convergence, settle, warn_unless_settled
-from numpyro_tempered.report.draws import name_of, one_chain, plain_params
+from numpyro_tempered.infer.settle import settle, warn_unless_settled
+from numpyro_tempered.infer.tempered_fit import TemperedFit
 
 # None, an optimiser of NumPyro's, optax's pair of functions, or a callable from guide to optimiser.
 Optim: TypeAlias = (
@@ -63,94 +50,6 @@ _NO_ENUMERATION = """fit_svi evaluates no ELBO with enumerated latents: sum them
 leave loss out, or run NumPyro's SVI with TraceEnum_ELBO on nt.temper(model, alpha)."""
 # The most steps of the default optimiser, and the steps of another.
 NUM_STEPS, NUM_STEPS_GIVEN = 20_000, 3000
-
-
-@add_repr
-class TemperedFit(NamedTuple):
-    """A guide fitted to a tempered model by :func:`fit_svi`.
-
-    Attributes:
-        model: The tempered model.
-        guide: The fitted guide, built on ``model``.
-        params: Its parameters.
-        alpha: Power on the likelihood; by site where sites differ.
-        losses: Negative ELBO at every step, NaN where its gradient was not finite; for ``AutoSpikeAndSlab``
-            the negative relaxed objective, which is no bound.
-        elbo: The ELBO at the end, with its standard error and its two parts.
-        observed: Observed values by site.
-        args: The model's positional arguments.
-        kwargs: The model's keyword arguments.
-        rng_key: Key for what is drawn from the fit afterwards.
-        convergence: How near the fit came to the optimum: a :class:`Convergence` of :func:`fit_svi`, a
-            :class:`~numpyro_tempered.descent.Result` of :func:`fit_gaussian`, a :class:`LinearResponse` of
-            :func:`linear_response`; None of other fits.
-        divergences: By site what :class:`robust` has put in the place of the log-likelihood; None if nothing.
-        coords: Labels of the data's named axes, such as the columns of a frame; None if there are none.
-    """
-
-    model: Model
-    guide: Guide
-    params: dict[str, Array]
-    alpha: float | dict[str, float]
-    losses: Numbers
-    elbo: TemperedELBO
-    observed: dict[str, Array]
-    args: tuple
-    kwargs: dict[str, object]
-    rng_key: Array
-    convergence: Convergence | Result | LinearResponse | None = None
-    divergences: Mapping[str, Divergence] | None = None
-    coords: Labels | None = None
-
-    @property
-    def converged(self) -> bool | None:
-        """Whether the fit reached its tolerance; None where nothing shows it, see :class:`Convergence`."""
-        if self.convergence is None or self.convergence.converged is None:
-            return None
-        return bool(self.convergence.converged)
-
-    def as_elbo(self) -> TemperedELBO:
-        """The ELBO at the end, ``elbo``."""
-        return self.elbo
-
-    def summarise_data(self) -> DataSummary:
-        """The observed values, for :func:`compare`."""
-        return summarise_observed(self.observed)._replace(
-            divergences=self.divergences or {}
-        )
-
-    def as_run(
-        self,
-        *data: object,
-        num_samples: int = 1000,
-        rng_key: Array | None = None,
-        **kwargs: object,
-    ) -> Run:
-        """Draws of the guide, for :func:`to_inference_data`.
-
-        Raises:
-            ValueError: If data are passed: a fit holds its own.
-        """
-        refuse_data(self, data, kwargs)
-        key = self.rng_key if rng_key is None else rng_key
-        attrs = attrs_of(self.convergence)
-        attrs = {
-            "algorithm": attrs.pop("algorithm"),
-            "guide": name_of(self.guide),
-            **fit_attrs(self),
-            **attrs,
-        }
-        return Run(
-            # The fitted params of the model, such as the weights of a network, belong to its likelihood.
-            model=handlers.substitute(self.model, data=self.params),
-            samples=one_chain(sample_posterior(self, key, num_samples)),
-            args=self.args,
-            kwargs=self.kwargs,
-            rng_key=key,
-            groups={"variational": {"loss": self.losses, **plain_params(self.params)}},
-            attrs=attrs,
-            coords=self.coords or {},
-        )
 
 
 def fit_svi(
@@ -385,30 +284,3 @@ def _loss_for(guide: Guide, loss: ELBO | None) -> ELBO:
             "temperature schedule: give AutoSpikeAndSlab a number for its temperature, or take one particle."
         )
     return TraceMeanField_ELBO() if loss is None else loss
-
-
-def sample_posterior(
-    fit: TemperedFit, rng_key: Array, num_samples: int
-) -> dict[str, Array]:
-    """Draws of the latent sites from a fit, ``(num_samples, ...)`` each."""
-    guide, params, args, kwargs = fit.guide, fit.params, fit.args, fit.kwargs
-    draw = trace_guide(rng_key, guide, params, args, kwargs)
-    names = likelihood.latent_sites(
-        trace_model(rng_key, fit.model, draw, params, args, kwargs)
-    )
-    if isinstance(guide, AutoGuide):
-
-        def of_guide(key: Array, params: Params) -> Params:
-            return guide.sample_posterior(
-                key, params, *args, sample_shape=(num_samples,), **kwargs
-            )
-
-        draws = run_program(of_guide, rng_key, params)
-    else:
-
-        def one(key: Array) -> Params:
-            sites = trace_guide(key, guide, params, args, kwargs)
-            return {name: sites[name]["value"] for name in names}
-
-        draws = map_batches(one, jax.random.split(rng_key, num_samples), 64)
-    return {name: draws[name] for name in names}

@@ -16,7 +16,7 @@ from numpyro_tempered.mixtures.predict import (
     sample_parameters,
 )
 from numpyro_tempered.mixtures.prepare import shard_rows
-from numpyro_tempered.mixtures.result import MixtureFit, as_tempered_fit, relabel
+from numpyro_tempered.mixtures.result import MixtureFit, relabel
 from numpyro_tempered.mixtures.select import ComponentSelection, select_num_components
 from numpyro_tempered.mixtures.stochastic import robbins_monro, stochastic
 from numpyro_tempered.mixtures.weights import stick_breaking
@@ -25,7 +25,6 @@ __all__ = [
     "ComponentSelection",
     "MixtureEM",
     "MixtureFit",
-    "as_tempered_fit",
     "em",
     "fit",
     "fit_chunks",

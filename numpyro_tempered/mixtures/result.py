@@ -1,7 +1,7 @@
 """A fitted mixture, also as a fit of a guide and as draws with their model."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,26 +9,29 @@ import numpy as np
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from numpyro_tempered.core.checks import key_first
+from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.result import (
     COLUMNS,
     DataSummary,
-    Run,
+    Description,
+    Evidence,
     TemperedELBO,
-    check_run_arguments,
+    fit_attrs,
 )
 from numpyro_tempered.core.rows import warn_if_unresolved
-from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.handlers.likelihood import get_trace, observed_values
+from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.svi import TemperedFit
+from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.mixtures.bridges.sites import (
     COMPONENTS,
     DATA,
     mixture_guide,
     mixture_model,
+    rows_of_draw,
 )
 from numpyro_tempered.mixtures.components.base import (
     Component,
@@ -116,6 +119,11 @@ class MixtureFit(NamedTuple):
         return self.factors.concentration.shape[0]
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether other modes of the posterior are this one with its components in another order."""
+        return True
+
+    @property
     def num_occupied(self) -> int:
         """Components that hold at least one datum's weight."""
         return int(np.sum(self.counts >= OCCUPIED))
@@ -133,44 +141,146 @@ class MixtureFit(NamedTuple):
         """Hyperparameters of one component, in the data's own coordinates."""
         return translate_on_host(self.component, self.problem.prior, self.centre)
 
-    def as_run(
-        self,
-        *data: Any,
-        num_samples: int = 1000,
-        rng_key: Array | None = None,
-        **kwargs: Any,
-    ) -> Run:
-        """Draws of the factors with their NumPyro model, for :func:`to_inference_data`.
-
-        Raises:
-            ValueError: If the data or the key are missing.
-        """
-        key = check_run_arguments(self, data, rng_key, "x")
-        return from_mixture(key, self, data[0], num_samples=num_samples, **kwargs)
-
-    def as_tempered_fit(
-        self, rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None
-    ) -> TemperedFit:
-        """The mixture with a model and a guide of NumPyro: :func:`as_tempered_fit`, for :func:`check_fit`."""
-        return as_tempered_fit(rng_key, self, x, sample_weight=sample_weight)
-
-    def as_elbo(self) -> TemperedELBO:
-        """E1, which ranks models, for :func:`compare`.
-
-        Raises:
-            ValueError: If the fit has none.
-        """
+    @property
+    def elbo(self) -> TemperedELBO | None:
+        """E1, which ranks models; None without draws for it, of ``num_samples=0``."""
         if self.bound is None:
-            raise ValueError(
-                "this fit has no E1: fit with num_samples >= 2, draws for it."
-            )
+            return None
         bound, kl = self.bound, self.kl
         return TemperedELBO(bound.value, bound.se, (bound.value + kl) / self.alpha, kl)
+
+    @property
+    def evidence(self) -> Evidence:
+        """Passes over the data, and F of every start."""
+        return Evidence(math.nan, self.num_iter, tuple(map(float, self.objectives)))
+
+    @property
+    def mean(self) -> Params:
+        """Posterior means of weights and parameters, over 4,000 draws of the same key each time."""
+        return self._fit.mean
+
+    @property
+    def sd(self) -> Params:
+        """Posterior standard deviations of weights and parameters, likewise."""
+        return self._fit.sd
+
+    @property
+    def _sites(self) -> tuple[Component, Hyperparameters, Array, Hyperparameters]:
+        """What makes the sites of the guide."""
+        prior, concentration = self.problem.prior, self.factors.concentration
+        return self.component, prior, concentration, self.posterior
+
+    @property
+    def _fit(self) -> TemperedFit:
+        """The mixture with its guide and its tempered model of NumPyro, without data."""
+        model = mixture_model(self.component, self.prior, self.problem.concentration)
+        return TemperedFit(
+            model=temper(model, self.alpha),
+            guide=mixture_guide(*self._sites),
+            params={},
+            alpha=self.alpha,
+            losses=-self.trace,
+            elbo=self.elbo,  # type: ignore[arg-type]
+            observed={},
+            args=(),
+            kwargs={},
+            rng_key=None,
+            source=self,
+        )
+
+    def sample_posterior(
+        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
+    ) -> Params:
+        """Draws of weights and parameters, ``(*sample_shape, ...)`` each."""
+        return self._fit.sample_posterior(rng_key, sample_shape)
+
+    def log_prob(self, values: Params) -> Array:
+        """Log-density of the factors at values of weights and parameters."""
+        return self._fit.log_prob(values)
+
+    def predict(
+        self, rng_key: Array, num_rows: int = 1, *, num_samples: int = 1000
+    ) -> Params:
+        """Draws of new rows, ``x`` of shape ``(num_samples, num_rows, d)``.
+
+        Each draw has its own weights and parameters; :func:`numpyro_tempered.mixtures.sample` has one row each.
+        """
+        check_count(num_rows, "num_rows")
+        draw_key, key = jax.random.split(rng_key)
+        draws = self.sample_posterior(
+            draw_key, (check_count(num_samples, "num_samples"),)
+        )
+        rows = rows_of_draw(*self._sites)
+
+        def of_draws(keys: Array, draws: Params) -> Array:
+            return map_batches(lambda part: rows(*part, num_rows), (keys, draws), 64)
+
+        return {DATA: run_program(of_draws, jax.random.split(key, num_samples), draws)}
+
+    def on(
+        self,
+        *data: ArrayLike,
+        rng_key: Array | None = None,
+        sample_weight: ArrayLike | None = None,
+        order: ArrayLike | None = None,
+    ) -> TemperedFit:
+        """The posterior at the data that it was fitted to, for every verb that takes a posterior.
+
+        Args:
+            *data: The data ``x``.
+            rng_key: Of what is drawn from it afterwards.
+            sample_weight: Their weights, as in the fit.
+            order: The old number of each component; by default from the largest to the smallest count.
+
+        Returns:
+            A :class:`~numpyro_tempered.results.TemperedFit` of the tempered :func:`numpyro_model` with
+            :func:`numpyro_guide`, whose ``elbo`` is E1.
+
+        Raises:
+            ValueError: If the data are missing or not of the family.
+        """
+        if len(data) != 1:
+            raise ValueError(
+                f"a MixtureFit is followed by the data that it was fitted to, x: got {len(data)} values."
+            )
+        x = data[0]
+        if self.centre is not None:
+            warn_if_unresolved(x, self.centre, self.factors.concentration.dtype)
+        fit = relabel(self, order)._fit
+        args = (x,) if sample_weight is None else (x, sample_weight)
+        fit = fit._replace(args=args, rng_key=rng_key)
+        return fit._replace(observed=fit.target.observed)
 
     def summarise_data(self) -> DataSummary:
         """The sum of the weights and the means of the columns, for :func:`compare`."""
         means = {} if self.centre is None else {COLUMNS: self.centre}
         return DataSummary(numbers={"sum of the weights": self.total, **means})
+
+    def describe(self) -> Description:
+        """The progress of the ascent, and the names of dimensions."""
+        concentration = np.asarray(self.factors.concentration)
+        variational = {
+            "objective_trace": (["iteration"], self.trace),
+            "objective_by_restart": (["restart"], self.objectives),
+            "count": (["component"], self.counts),
+            # Of a stick what it takes, and what it leaves.
+            "concentration": (
+                ["component", "side"][: concentration.ndim],
+                concentration,
+            ),
+        }
+        attrs = {
+            "algorithm": "cavi",
+            "component": self.component.name,
+            "num_components": self.num_components,
+            "num_occupied": self.num_occupied,
+            "objective": self.objective,
+            "num_iter": self.num_iter,
+            **fit_attrs(self),
+        }
+        groups = {name: values for name, (_, values) in variational.items()}
+        dims = {name: dims for name, (dims, _) in variational.items()}
+        return Description({"variational": groups}, attrs, dims | _dims(self))
 
 
 def check_fit(fit: object, name: str = "fit") -> None:
@@ -229,138 +339,14 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
     )
 
 
-@key_first
-def as_tempered_fit(
-    rng_key: Array,
-    fit: MixtureFit,
-    x: ArrayLike,
-    *,
-    sample_weight: ArrayLike | None = None,
-) -> TemperedFit:
-    """A fitted mixture in the form of :func:`fit_svi`'s results, without any fitting.
-
-    With it :func:`compare` compares mixtures with other models of the same data.
-
-    Args:
-        rng_key: Key for what is drawn from the result afterwards.
-        fit: A fitted mixture.
-        x: The data that it was fitted to.
-        sample_weight: Their weights, as in the fit.
-
-    Returns:
-        The tempered :func:`numpyro_model` with :func:`numpyro_guide`. Its ``elbo`` is E1 of the fit, its
-        ``losses`` are minus F.
-
-    Raises:
-        TypeError: If ``fit`` is not a fit.
-        ValueError: If the data are not of the family, or the fit has no E1.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> import numpyro_tempered as nt
-        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
-        >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
-        >>> tempered = nt.mixtures.as_tempered_fit(jax.random.key(1), fit, x)
-        >>> tempered.elbo.value == fit.bound.value
-        True
-    """
-    check_fit(fit)
-    return _tempered_fit(rng_key, fit, x, sample_weight, fit.as_elbo())
-
-
-def _tempered_fit(
-    rng_key: Array,
-    fit: MixtureFit,
-    x: ArrayLike,
-    sample_weight: ArrayLike | None,
-    elbo: TemperedELBO,
-) -> TemperedFit:
-    if fit.centre is not None:
-        warn_if_unresolved(x, fit.centre, fit.factors.concentration.dtype)
-    prior, concentration = fit.problem.prior, fit.factors.concentration
-    guide = mixture_guide(
-        fit.component, prior, concentration, fit.posterior, lambda name, fn: fn
-    )
-    model = temper(
-        mixture_model(fit.component, fit.prior, fit.problem.concentration), fit.alpha
-    )
-    args = (x,) if sample_weight is None else (x, sample_weight)
-    return TemperedFit(
-        model=model,
-        guide=guide,
-        params={},
-        alpha=fit.alpha,
-        losses=jnp.asarray(-fit.trace),
-        elbo=elbo,
-        observed=observed_values(get_trace(handlers.seed(model, rng_key), args, {})),
-        args=args,
-        kwargs={},
-        rng_key=rng_key,
-    )
-
-
-def from_mixture(
-    rng_key: Array,
-    fit: MixtureFit,
-    x: ArrayLike,
-    *,
-    sample_weight: ArrayLike | None = None,
-    num_samples: int = 1000,
-    order: ArrayLike | None = None,
-) -> Run:
-    """Draws of the factors with their model.
-
-    Args:
-        rng_key: Key of the draws.
-        fit: A fitted mixture.
-        x: The data that it was fitted to.
-        sample_weight: Their weights, as in the fit.
-        num_samples: S.
-        order: The old number of each component; by default from the largest to the smallest count.
-    """
-    check_fit(fit)
-    ordered = relabel(fit, order)
-    no_elbo = TemperedELBO(math.nan, math.nan, math.nan, math.nan)
-    tempered = _tempered_fit(rng_key, ordered, x, sample_weight, no_elbo)
-    run = tempered.as_run(num_samples=num_samples)
-    variational = {
-        "objective_trace": ("iteration", ordered.trace),
-        "objective_by_restart": ("restart", ordered.objectives),
-        "count": ("component", ordered.counts),
-    }
-    attrs = {
-        "algorithm": "cavi",
-        "component": ordered.component.name,
-        "num_components": ordered.num_components,
-        "num_occupied": ordered.num_occupied,
-        "objective": ordered.objective,
-        **(
-            {}
-            if ordered.bound is None
-            else {"elbo": ordered.bound.value, "elbo_se": ordered.bound.se}
-        ),
-        # Files of netCDF know no booleans.
-        "converged": int(ordered.converged),
-        "num_iter": ordered.num_iter,
-    }
-    groups = {
-        "variational": {name: values for name, (_, values) in variational.items()}
-    }
-    dims = {name: [dim] for name, (dim, _) in variational.items()} | _dims(tempered)
-    concentration = np.asarray(ordered.factors.concentration)
-    groups["variational"]["concentration"] = concentration
-    # Of a stick what it takes, and what it leaves.
-    dims["concentration"] = ["component", "side"][: concentration.ndim]
-    return run._replace(groups=groups, attrs=attrs, dims=dims)
-
-
-def _dims(fit: TemperedFit) -> dict[str, list[str]]:
+def _dims(fit: MixtureFit) -> dict[str, list[str]]:
     """Names of the dimensions of the model's sites."""
-    trace = get_trace(handlers.seed(fit.model, fit.rng_key), fit.args, fit.kwargs)
+    key = jax.random.key(0)
+    trace = handlers.trace(handlers.seed(mixture_guide(*fit._sites), key)).get_trace()
+    rows = rows_of_draw(*fit._sites)
     sizes = {
-        "component": trace[WEIGHTS]["value"].shape[0],
-        "feature": trace[DATA]["value"].shape[1],
+        "component": fit.num_components,
+        "feature": jax.eval_shape(lambda key: rows(key, {}, 1), key).shape[1],
     }
     names = {WEIGHTS: ["component"], DATA: ["row", "feature"]}
     if STICKS in trace:

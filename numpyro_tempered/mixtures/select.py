@@ -9,7 +9,6 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.mixtures.baselines import baseline_columns
@@ -84,10 +83,6 @@ class ComponentSelection(NamedTuple):
     def data(self) -> Any:
         """The same with the groups of the selected fit, whose draws are made when they are first asked for."""
         return self.report.data
-
-    def as_run(self, *data: Any, **options: Any) -> Run:
-        """Draws of the selected fit, for :func:`to_inference_data`."""
-        return self.fit.as_run(*data, **options)
 
 
 @key_first

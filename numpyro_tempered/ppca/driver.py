@@ -287,7 +287,7 @@ def from_fit(init: PPCAFit, axes: Start, rows: Rows, origin: Numbers) -> Start:
         loadings = np.concatenate([loadings, rest[:, order]], axis=1)
     return Start(
         loadings[:, :k],
-        init.mean - origin,
+        init.location - origin,
         float(init.posterior.noise_precision),
         np.ones(k),
     )
@@ -336,7 +336,7 @@ def _finish(
         ard_shape=loading_shape if target.ard else None,
         prior=prior,
         alpha=float(target.alpha),
-        elbo=elbo(wide, update_scores(wide, target.rows, np), target),
+        objective=elbo(wide, update_scores(wide, target.rows, np), target),
         trace=np.asarray(ascent.trace[:num_iter, best], np.float64) + offset,
         num_iter=num_iter,
         converged=bool(ascent.converged[best]),

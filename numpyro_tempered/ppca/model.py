@@ -14,9 +14,11 @@ from numpyro_tempered.core import result
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import double_precision
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.rows import warn_if_unresolved
-from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
 from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.ppca.base import (
     Posterior,
     Prior,
@@ -91,7 +93,9 @@ def divergence(fit: "PPCAFit") -> float:
     )
     d, k = q.loc.shape[0], q.loc.shape[1] - 1
     shared = d // q.cov.shape[0]
-    off_mean = np.sum((fit.mean - prior.mean) ** 2) + shared * np.sum(q.cov[:, -1, -1])
+    off_mean = np.sum((fit.location - prior.mean) ** 2) + shared * np.sum(
+        q.cov[:, -1, -1]
+    )
     gaussian = (
         d * np.log(prior.mean_scale)
         + 0.5 * off_mean / prior.mean_scale**2
@@ -199,7 +203,7 @@ class PPCAFit(NamedTuple):
         ard_shape: Shape of those of λ_k; None without ARD.
         prior: The prior.
         alpha: Power on the likelihood.
-        elbo: The bound on the log of the tempered evidence, with every constant, in float64.
+        objective: The bound on the log of the tempered evidence, with every constant, in float64.
         trace: ELBO after each sweep, float64, shape ``(num_iter,)``.
         num_iter: Sweeps of the best start.
         converged: Whether the best start met the tolerance.
@@ -214,13 +218,18 @@ class PPCAFit(NamedTuple):
     ard_shape: float | None
     prior: Prior
     alpha: float
-    elbo: float
+    objective: float
     trace: np.ndarray
     num_iter: int
     converged: bool
     restart_elbos: np.ndarray
     num_observed: int
     column_names: tuple[str, ...] | None = None
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether other modes of the posterior are this one with its factors in other signs and orders."""
+        return True
 
     @property
     def num_factors(self) -> int:
@@ -233,7 +242,7 @@ class PPCAFit(NamedTuple):
         return np.asarray(self.posterior.loc)[:, :-1]
 
     @property
-    def mean(self) -> np.ndarray:
+    def location(self) -> np.ndarray:
         """Posterior mean of m in units of the data, float64, shape ``(d,)``."""
         return self.origin + np.asarray(self.posterior.loc, np.float64)[:, -1]
 
@@ -242,10 +251,123 @@ class PPCAFit(NamedTuple):
         """1 / E[τ], in squared units of the data."""
         return 1.0 / float(self.posterior.noise_precision)
 
-    def as_elbo(self) -> result.TemperedELBO:
-        """The ELBO with KL(q(W, m, τ, λ), prior) and, as far as q(z) reaches, the likelihood without z."""
-        kl = divergence(self)
-        return result.TemperedELBO(self.elbo, 0.0, (self.elbo + kl) / self.alpha, kl)
+    @property
+    def elbo(self) -> result.TemperedELBO:
+        """The objective with KL(q(W, m, τ, λ), prior) and, as far as q(z) reaches, the likelihood without z."""
+        value, kl = self.objective, divergence(self)
+        return result.TemperedELBO(value, 0.0, (value + kl) / self.alpha, kl)
+
+    @property
+    def evidence(self) -> result.Evidence:
+        """Sweeps, and the ELBO of every start."""
+        ends = tuple(map(float, self.restart_elbos))
+        return result.Evidence(num_iter=self.num_iter, restart_elbos=ends)
+
+    @property
+    def mean(self) -> dict[str, np.ndarray]:
+        """Posterior means of ``mean``, ``loadings`` and the precisions, exact for the fitted q."""
+        return {name: mean for name, (mean, _) in self._moments().items()}
+
+    @property
+    def sd(self) -> dict[str, np.ndarray]:
+        """Posterior standard deviations of the same."""
+        return {name: sd for name, (_, sd) in self._moments().items()}
+
+    def _moments(self) -> dict[str, tuple]:
+        q = in_double(self.posterior)
+        variance = np.broadcast_to(
+            np.diagonal(q.cov, axis1=1, axis2=2), np.shape(q.loc)
+        )
+        moments = {
+            "noise_precision": _of_gamma(q.noise_precision, self.noise_shape),
+            "loadings": (q.loc[:, :-1], np.sqrt(variance[:, :-1])),
+            "mean": (self.location, np.sqrt(variance[:, -1])),
+        }
+        if self.ard_shape is not None:
+            gammas = _of_gamma(q.loading_precision, self.ard_shape)
+            moments["loading_precision"] = gammas
+        return moments
+
+    @property
+    def _fit(self) -> TemperedFit:
+        """The fit with its guide and its tempered model of NumPyro, without data."""
+        return TemperedFit(
+            model=temper(_model_of(self, missing=True), alpha=self.alpha),
+            guide=numpyro_guide(self),
+            params={},
+            alpha=self.alpha,
+            losses=-self.trace,
+            elbo=self.elbo,
+            observed={},
+            args=(),
+            kwargs={},
+            rng_key=None,
+            source=self,
+        )
+
+    def draw(self, rng_key: Array, num_samples: int) -> Params:
+        """Draws by site, ``(num_samples, ...)`` each."""
+        draws = sample_posterior(rng_key, self, num_samples)._asdict()
+        if self.ard_shape is not None:
+            q, gamma_key = posterior_of(self), jax.random.fold_in(rng_key, 1)
+            shape = num_samples, self.num_factors
+            gammas = jax.random.gamma(gamma_key, self.ard_shape, shape, q.loc.dtype)
+            draws["loading_precision"] = gammas * q.loading_precision / self.ard_shape
+        return draws
+
+    def sample_posterior(
+        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
+    ) -> Params:
+        """Draws by site, ``(*sample_shape, ...)`` each."""
+        return self._fit.sample_posterior(rng_key, sample_shape)
+
+    def log_prob(self, values: Params) -> Array:
+        """Log-density of q at values of its sites."""
+        return self._fit.log_prob(values)
+
+    def predict(
+        self, rng_key: Array, num_rows: int = 1, *, num_samples: int = 1000
+    ) -> Params:
+        """Draws of new rows, ``x`` of shape ``(num_samples, num_rows, d)``, each draw with its own parameters."""
+        check_count(num_rows, "num_rows")
+        draw_key, key = jax.random.split(rng_key)
+        draws = sample_posterior(
+            draw_key, self, check_count(num_samples, "num_samples")
+        )
+
+        def of_draws(keys: Array, draws: Draws) -> Array:
+            return jax.vmap(lambda k, one: Row(one, num_rows, False).sample(k))(
+                keys, draws
+            )
+
+        return {"x": run_program(of_draws, jax.random.split(key, num_samples), draws)}
+
+    def on(self, *data: ArrayLike, rng_key: Array | None = None) -> TemperedFit:
+        """The posterior at the data that it was fitted to, for every verb that takes a posterior.
+
+        The z are integrated out of the likelihood of a row, and missing entries too.
+
+        Args:
+            *data: The data ``x``.
+            rng_key: Of what is drawn from it afterwards.
+
+        Raises:
+            ValueError: If the data are missing, or of another form than those of the fit.
+        """
+        if len(data) != 1:
+            raise ValueError(
+                f"a PPCAFit is followed by the data that it was fitted to, x: got {len(data)} values."
+            )
+        x, dtype = rows_of(self, data[0]), posterior_of(self).loc.dtype
+        warn_if_unresolved(x, self.origin, dtype)
+        model = _model_of(self, missing=bool(np.isnan(x).any()))
+        rows = jnp.asarray(x, dtype)
+        return self._fit._replace(
+            model=temper(model, alpha=self.alpha),
+            args=(rows,),
+            rng_key=rng_key,
+            observed={"x": rows},
+        )
 
     def summarise_data(self) -> result.DataSummary:
         """The number of observed entries and the means of the columns, for :func:`compare`."""
@@ -253,58 +375,62 @@ class PPCAFit(NamedTuple):
             numbers={result.VALUES: self.num_observed, result.COLUMNS: self.origin}
         )
 
-    def as_run(
-        self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None
-    ) -> result.Run:
-        """Draws with probabilistic PCA as a NumPyro model, for :func:`to_inference_data`.
-
-        The z are integrated out of the likelihood of a row, and missing entries too.
-
-        Raises:
-            ValueError: If x or the key are missing.
-        """
-        key = result.check_run_arguments(self, data, rng_key, "x")
-        x, q = rows_of(self, data[0]), posterior_of(self)
-        warn_if_unresolved(x, self.origin, q.loc.dtype)
-        model = numpyro_model(
-            self.prior,
-            self.num_factors,
-            self.ard_shape is not None,
-            bool(np.isnan(x).any()),
-        )
-        samples = sample_posterior(key, self, num_samples)._asdict()
-        dims = {
-            "loadings": ["feature", "factor"],
-            "mean": ["feature"],
-            "x": ["row", "feature"],
-        }
-        if self.ard_shape is not None:
-            shape, gamma_key = (
-                (num_samples, self.num_factors),
-                jax.random.fold_in(key, 1),
-            )
-            gammas = jax.random.gamma(gamma_key, self.ard_shape, shape, q.loc.dtype)
-            samples["loading_precision"] = gammas * q.loading_precision / self.ard_shape
-            dims["loading_precision"] = ["factor"]
+    def describe(self) -> result.Description:
+        """The progress of the sweeps, and the names of dimensions."""
+        progress = {"elbo_trace": self.trace, "elbo_by_restart": self.restart_elbos}
         attrs = {
             "algorithm": "cavi",
             "num_factors": self.num_factors,
             "num_iter": self.num_iter,
         }
-        return result.Run(
-            model=temper(model, alpha=self.alpha),
-            samples={name: value[None] for name, value in samples.items()},
-            args=(jnp.asarray(x, q.loc.dtype),),
-            rng_key=key,
-            groups={
-                "variational": {
-                    "elbo_trace": self.trace,
-                    "elbo_by_restart": self.restart_elbos,
-                }
-            },
-            attrs=attrs | result.fit_attrs(self),
-            dims=dims | {"elbo_trace": ["iteration"], "elbo_by_restart": ["restart"]},
+        dims = {
+            "loadings": ["feature", "factor"],
+            "mean": ["feature"],
+            "x": ["row", "feature"],
+            "elbo_trace": ["iteration"],
+            "elbo_by_restart": ["restart"],
+        }
+        if self.ard_shape is not None:
+            dims["loading_precision"] = ["factor"]
+        return result.Description(
+            {"variational": progress}, attrs | result.fit_attrs(self), dims
         )
+
+
+def _of_gamma(mean: ArrayLike, shape: float) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of a Gamma variable."""
+    return np.asarray(mean, np.float64), np.asarray(mean, np.float64) / np.sqrt(shape)
+
+
+def _model_of(fit: PPCAFit, *, missing: bool) -> Model:
+    return numpyro_model(fit.prior, fit.num_factors, fit.ard_shape is not None, missing)
+
+
+def numpyro_guide(fit: PPCAFit) -> Guide:
+    """The factors of a fit as a guide of :func:`numpyro_model`: loadings given the means of their columns."""
+    q, num_factors = posterior_of(fit), fit.num_factors
+    cov = jnp.broadcast_to(q.cov, (q.loc.shape[0], *q.cov.shape[1:]))
+    variance, cross = cov[:, -1, -1], cov[:, :-1, -1]
+
+    def guide(x: Array | None = None) -> None:
+        shape = jnp.asarray(fit.noise_shape, q.loc.dtype)
+        numpyro.sample("noise_precision", dist.Gamma(shape, shape / q.noise_precision))
+        if fit.ard_shape is not None:
+            gammas = dist.Gamma(fit.ard_shape, fit.ard_shape / q.loading_precision)
+            numpyro.sample("loading_precision", gammas.to_event(1))
+        loc = jnp.asarray(fit.location, q.loc.dtype)
+        location = dist.Normal(loc, jnp.sqrt(variance)).to_event(1)
+        off = numpyro.sample("mean", location) - loc
+        slopes = cross / variance[:, None]
+        given = q.loc[:, :-1] + slopes * off[:, None]
+        if num_factors == 0:
+            loadings: dist.Distribution = dist.Normal(given, 1.0).to_event(2)
+        else:
+            rest = cov[:, :-1, :-1] - slopes[:, :, None] * cross[:, None, :]
+            loadings = dist.MultivariateNormal(given, rest).to_event(1)
+        numpyro.sample("loadings", loadings)
+
+    return guide
 
 
 @key_first

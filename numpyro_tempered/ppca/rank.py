@@ -8,8 +8,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_options, describe, key_first
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.result import Run
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.ppca.base import in_double
 from numpyro_tempered.ppca.bound import squared_loadings
 from numpyro_tempered.ppca.driver import Options, fit_each
@@ -45,17 +44,10 @@ class FactorSelection(NamedTuple):
     margin: float
     fits: dict[int, PPCAFit]
 
-    def as_run(
-        self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None
-    ) -> Run:
-        """Draws of the selected fit, for :func:`to_inference_data`.
-
-        Raises:
-            ValueError: If x or the key are missing.
-        """
-        return self.fits[self.selected].as_run(
-            *data, num_samples=num_samples, rng_key=rng_key
-        )
+    @property
+    def fit(self) -> PPCAFit:
+        """The selected fit."""
+        return self.fits[self.selected]
 
 
 class Axes(NamedTuple):
@@ -124,7 +116,7 @@ def select_num_factors(
             map(int, orders), fit_each(keys, x, orders, Options(**options)), strict=True
         )
     )
-    elbos = np.array([each.elbo for each in fits.values()])
+    elbos = np.array([each.objective for each in fits.values()])
     ranking = rank_models(elbos, log_weights)
     return FactorSelection(
         num_factors=np.array(orders),

@@ -23,7 +23,13 @@ Dims: TypeAlias = Mapping[str, Sequence[str]]
 Key = TypeVar("Key", bound=Hashable)
 Groups: TypeAlias = Mapping[str, Mapping[str, ArrayLike]]
 
-_SAMPLE_GROUPS = ("posterior", "log_likelihood", "posterior_predictive", "sample_stats")
+_SAMPLE_GROUPS = (
+    "posterior",
+    "log_likelihood",
+    "posterior_predictive",
+    "predictions",
+    "sample_stats",
+)
 
 
 def versions() -> dict[str, str]:
@@ -133,9 +139,12 @@ def to_arviz(
             }
             named = {"loss": ["step"], **dims, **rounds}
         sample_dims = ("chain", "draw") if name in _SAMPLE_GROUPS else ()
-        datasets[name] = dataset(
-            values, sample_dims, coords, named, attrs, labels=labels
-        )
+        where: Coords | None = coords
+        found: Any = labels
+        if name.startswith("predictions"):
+            # Other rows than those that were fitted: labels hold where they have the length.
+            where, found = None, {**(labels or {}), **(coords or {})}
+        datasets[name] = dataset(values, sample_dims, where, named, attrs, labels=found)
     return assemble(datasets, attrs)
 
 

@@ -1,49 +1,172 @@
-"""Draws of every algorithm, with their model and data, as a :class:`~numpyro_tempered.Run`.
-
-A result has the method ``as_run`` of the protocol :class:`~numpyro_tempered.core.result.Result`. This module adds
-the runs of an ``MCMC`` and of plain draws.
-"""
+"""Results as posteriors at their data, and the draws of a sampler as one."""
 
 from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro import handlers
+from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import MCMC
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.processes import automatic_mesh
-from numpyro_tempered.core.result import Run, refuse_data
-from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.core.result import (
+    EMPTY,
+    DataSummary,
+    Description,
+    Evidence,
+    refuse_data,
+    summarise_observed,
+)
+from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params
 from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.likelihood import (
     Site,
     Trace,
-    get_trace,
+    common_alpha,
     observed_sites,
     untempered_log_prob,
 )
 from numpyro_tempered.handlers.numpyro_private import arguments
-from numpyro_tempered.handlers.robust import as_densities
+from numpyro_tempered.handlers.robust import as_densities, divergences
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import Dims, variable_name
+from numpyro_tempered.report.predict import predict
+
+# Chains with a larger split R-hat have not mixed.
+LARGEST_R_HAT = 1.1
 
 
-def as_run(
-    result: object,
-    data: tuple,
-    kwargs: dict,
+@add_repr
+class SampledPosterior(NamedTuple):
+    """Draws of a sampler as a tempered posterior.
+
+    Attributes:
+        samples: Draws ``(chain, draw, ...)`` of latent sites, and of others to be shown.
+        target: The model at its data.
+        description: What else is to be shown.
+    """
+
+    samples: Mapping[str, Array]
+    target: Target
+    description: Description = Description()
+
+    @property
+    def alpha(self) -> float | dict[str, Any]:
+        """Power on the likelihood; by site where sites differ."""
+        return common_alpha(self.target.trace)
+
+    @property
+    def rng_key(self) -> Array | None:
+        """Of what is drawn for it; None of plain draws."""
+        return self.target.rng_key
+
+    @property
+    def elbo(self) -> None:
+        """None: draws have no density."""
+        return None
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether the largest split R-hat of the latents is at most 1.1; None of fewer than 4 draws."""
+        values = [np.asarray(v, np.float64) for v in self._latents().values()]
+        if not values or values[0].shape[1] < 4:
+            return None
+        with np.errstate(all="ignore"):
+            r_hat = np.concatenate([np.ravel(split_gelman_rubin(v)) for v in values])
+        return bool(np.max(r_hat[np.isfinite(r_hat)], initial=1.0) <= LARGEST_R_HAT)
+
+    @property
+    def evidence(self) -> Evidence:
+        """The number of draws."""
+        return Evidence(
+            num_iter=int(np.prod(next(iter(self.samples.values())).shape[:2]))
+        )
+
+    @property
+    def mean(self) -> Params:
+        """Means of the latents over the draws."""
+        return {k: jnp.mean(v, axis=(0, 1)) for k, v in self._latents().items()}
+
+    @property
+    def sd(self) -> Params:
+        """Standard deviations of the latents over the draws."""
+        return {k: jnp.std(v, axis=(0, 1)) for k, v in self._latents().items()}
+
+    def _latents(self) -> Params:
+        names = self.target.latents
+        return {k: jnp.asarray(v) for k, v in self.samples.items() if k in names}
+
+    def sample_posterior(
+        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
+    ) -> Params:
+        """Some of the draws of the latents, with replacement."""
+        draws = jax.tree.map(jnp.concatenate, self._latents())
+        size = len(next(iter(draws.values())))
+        at = jax.random.randint(rng_key, sample_shape, 0, size)
+        return jax.tree.map(lambda values: values[at], draws)
+
+    def log_prob(self, values: Params) -> NoReturn:
+        """Refuse: draws have no density.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "draws of a sampler have no density: fit a guide, by fit_svi or fit_gaussian."
+        )
+
+    def predict(
+        self,
+        rng_key: Array,
+        *args: object,
+        new_groups: Collection[str] = (),
+        **kwargs: object,
+    ) -> Params:
+        """Draws of the observed and deterministic sites at other arguments, one for each draw."""
+        draws, model = jax.tree.map(jnp.concatenate, self._latents()), self.target.model
+        return predict(rng_key, model, draws, args, kwargs, new_groups=new_groups)[0]
+
+    def on(
+        self, *data: object, rng_key: Array | None = None, **kwargs: object
+    ) -> "SampledPosterior":
+        """Return itself, as it holds its data."""
+        refuse_data(self, data, kwargs)
+        return self
+
+    def summarise_data(self) -> DataSummary:
+        """The observed values."""
+        summary = summarise_observed(self.target.observed)
+        return summary._replace(divergences=divergences(self.target.trace))
+
+    def describe(self) -> Description:
+        """What else is to be shown."""
+        return self.description
+
+
+def bind(
+    result: Any,
+    data: tuple = (),
+    kwargs: Mapping[str, Any] = EMPTY,
     *,
-    num_samples: int = 1000,
     rng_key: Array | None = None,
     by_chain: bool = False,
-) -> Run:
-    """The draws of any result, as :func:`~numpyro_tempered.to_inference_data` takes it.
+) -> Any:
+    """A result as a posterior at its data.
+
+    Args:
+        result: A posterior, a selection that holds one, an MCMC, or draws ``(S, ...)`` by site.
+        data: What it was fitted to, where it does not hold it; of draws their model, then its arguments.
+        kwargs: Keyword arguments likewise.
+        rng_key: Of what is drawn for it.
+        by_chain: Whether draws are ``(chain, draw, ...)``.
 
     Raises:
-        TypeError: If it has none.
-        ValueError: If the data are missing, or do not belong to it.
+        TypeError: If it is no posterior.
+        ValueError: If data are missing, or do not belong to it.
     """
     if isinstance(result, MCMC):
         refuse_data(result, data, kwargs)
@@ -51,19 +174,25 @@ def as_run(
     if isinstance(result, Mapping):
         if not data or not callable(data[0]):
             raise TypeError(
-                "draws are to_inference_data(samples, model, *args): the tempered model is missing."
+                "draws are followed by their tempered model and its arguments, as in "
+                "to_inference_data(samples, model, *args): the model is missing."
             )
-        return from_draws(result, data[0], data[1:], kwargs, by_chain, rng_key)
-    if not hasattr(result, "as_run"):
-        raise TypeError(
-            "to_inference_data takes a result with draws (a method as_run), such as a TemperedFit, an OnlineVI "
-            "with its state and data, or a MixtureFit with its data and a key; an MCMC; or a dictionary of draws "
-            f"with its model and data, got {type(result).__name__}."
-        )
-    return result.as_run(*data, num_samples=num_samples, rng_key=rng_key, **kwargs)
+        return from_draws(result, data[0], data[1:], dict(kwargs), by_chain, rng_key)
+    if hasattr(result, "on"):
+        return result.on(*data, rng_key=rng_key, **kwargs)
+    if hasattr(result, "fit") and not callable(result.fit):
+        return bind(result.fit, data, kwargs, rng_key=rng_key, by_chain=by_chain)
+    if hasattr(result, "sample_posterior") and hasattr(result, "target"):
+        refuse_data(result, data, kwargs)
+        return result
+    raise TypeError(
+        f"got {type(result).__name__}, which is no tempered posterior: pass a fit; of a stream "
+        "online.posterior(state), followed by its data; an MCMC; or a dictionary of draws, followed by its "
+        "model and arguments."
+    )
 
 
-def from_mcmc(mcmc: MCMC, rng_key: Array | None) -> Run:
+def from_mcmc(mcmc: MCMC, rng_key: Array | None) -> SampledPosterior:
     """The draws of an MCMC.
 
     Raises:
@@ -82,13 +211,13 @@ def from_mcmc(mcmc: MCMC, rng_key: Array | None) -> Run:
         for name, value in mcmc.get_extra_fields(group_by_chain=True).items()
         if getattr(value, "ndim", 0) == 2
     }
-    return Run(
-        mcmc.sampler.model,
-        mcmc.get_samples(group_by_chain=True),
-        *arguments(mcmc),
-        _first_key(mcmc.last_state) if rng_key is None else rng_key,
-        groups={"sample_stats": stats},
-        attrs={"algorithm": name_of(mcmc.sampler).lower()},
+    key = _first_key(mcmc.last_state) if rng_key is None else rng_key
+    samples, (args, kwargs) = mcmc.get_samples(group_by_chain=True), arguments(mcmc)
+    attrs = {"algorithm": name_of(mcmc.sampler).lower()}
+    return SampledPosterior(
+        samples,
+        Target(mcmc.sampler.model, args, kwargs, key, _first(samples)),
+        Description({"sample_stats": stats}, attrs),
     )
 
 
@@ -99,8 +228,8 @@ def from_draws(
     kwargs: dict,
     by_chain: bool,
     rng_key: Array | None,
-) -> Run:
-    """The run of plain draws, with their model and data.
+) -> SampledPosterior:
+    """Plain draws, with their model and data.
 
     Raises:
         ValueError: If their numbers differ, the model lacks one of their sites, or they lack a site of the model.
@@ -122,17 +251,22 @@ def from_draws(
             f"the draws must be arrays {expected} with one number of draws, got shapes {shapes}."
         )
     args, kwargs = jax.tree.map(
-        automatic_mesh, model_arguments(as_run, model, args, kwargs, finite=False)
+        automatic_mesh, model_arguments(bind, model, args, kwargs, finite=False)
     )
-    run = Run(model, samples, args, kwargs, rng_key, attrs={"algorithm": "draws"})
     with _refuse_free_sites():
-        trace = trace_at_first_draw(run)
-    strange = sorted(set(samples) - {k for k, site in trace.items() if is_shown(site)})
+        target = Target(model, args, kwargs, rng_key, _first(samples))
+    strange = sorted(
+        set(samples) - {k for k, site in target.trace.items() if is_shown(site)}
+    )
     if strange:
         raise ValueError(
             f"the draws hold {strange}, which are not latent or deterministic sites of the model: leave them out."
         )
-    return run
+    return SampledPosterior(samples, target, Description(attrs={"algorithm": "draws"}))
+
+
+def _first(samples: Mapping[str, Array]) -> Params:
+    return {name: value[0, 0] for name, value in samples.items()}
 
 
 class _refuse_free_sites(Messenger):
@@ -152,44 +286,25 @@ class _refuse_free_sites(Messenger):
             )
 
 
-def trace_at_first_draw(run: Run) -> Trace:
-    """The trace of the model at the first draw."""
-    first = {name: value[0, 0] for name, value in run.samples.items()}
-    return get_trace(
-        handlers.substitute(seeded_model(run), data=first), run.args, dict(run.kwargs)
-    )
-
-
-def seeded_model(run: Run) -> Model:
-    """The model with a key for what it draws besides its latent sites.
-
-    Raises:
-        ValueError: If the result has no model.
-    """
-    if run.model is None:
-        raise ValueError("this result has no model of data.")
-    return run.model if run.rng_key is None else handlers.seed(run.model, run.rng_key)
-
-
 def evaluate_draws(
-    run: Run, latents: Mapping[str, Array], log_lik: bool, derived: Collection[str]
+    target: Target,
+    latents: Mapping[str, Array],
+    log_lik: bool,
+    derived: Collection[str],
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Log-likelihoods and deterministic sites at draws of the latents, both by site, with one row for each draw.
 
     Args:
-        run: The model and its data.
+        target: The model and its data.
         latents: Values with one leading axis of S draws.
         log_lik: Whether to evaluate the untempered pointwise log-likelihood of each observed site, ``(S,
             *batch_shape)``; ``numpyro.factor`` sites are left out.
         derived: Names of the deterministic sites to evaluate.
     """
-    model = seeded_model(run)
 
     def one(values: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         with as_densities():
-            trace = get_trace(
-                handlers.substitute(model, data=values), run.args, dict(run.kwargs)
-            )
+            trace = target.trace_at(values)
         sites = observed_sites(trace) if log_lik else {}
         log_probs = {name: untempered_log_prob(site) for name, site in sites.items()}
         return log_probs, {name: jnp.asarray(trace[name]["value"]) for name in derived}
@@ -258,14 +373,11 @@ def _plates_in(site: Site, num_dims: int) -> list[CondIndepStackFrame]:
     return [plate for plate in plates if sizes.count(plate.size) == 1]
 
 
-def variables_of(run: Run) -> set[str]:
-    """Names of the variables of a run, whose dimensions may be named."""
-    sites = () if run.model is None else trace_at_first_draw(run)
-    return {
-        *run.samples,
-        *sites,
-        *(name for values in run.groups.values() for name in values),
-    }
+def variables_of(posterior: Any) -> set[str]:
+    """Names of the variables of a posterior, whose dimensions may be named."""
+    sites = () if posterior.target is None else posterior.target.trace
+    groups = posterior.describe().groups.values()
+    return {*sites, *(name for values in groups for name in values)}
 
 
 def is_shown(site: Site) -> bool:

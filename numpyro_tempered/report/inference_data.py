@@ -1,6 +1,7 @@
 """Results of every algorithm as ArviZ data."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,25 +9,26 @@ import numpy as np
 
 from numpyro_tempered.core.labels import axis_labels, column_labels
 from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.result import Run
+from numpyro_tempered.core.result import Description
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.arguments import argument_names
 from numpyro_tempered.handlers.robust import divergences
-from numpyro_tempered.online.base import Losses
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, to_arviz
 from numpyro_tempered.report.draws import (
-    as_run,
+    bind,
     evaluate_draws,
     is_shown,
+    one_chain,
     plate_dims,
-    seeded_model,
-    trace_at_first_draw,
 )
+from numpyro_tempered.report.predict import predict
 
 
 def to_inference_data(
-    result: object,
+    posterior: object,
     *data: object,
     num_samples: int = 1000,
     rng_key: Array | None = None,
@@ -34,35 +36,33 @@ def to_inference_data(
     dims: Dims | None = None,
     log_lik: bool = True,
     posterior_predictive: bool = False,
+    predictions: tuple | Mapping[str, object] | None = None,
     group_by_chain: bool = False,
-    losses: Losses | None = None,
     **kwargs: object,
 ) -> ArviZData:
-    """ArviZ data of a tempered result.
+    """ArviZ data of a tempered posterior.
 
     Groups: ``posterior``, of latent and deterministic sites, and ``log_likelihood``, untempered and unscaled,
-    with dims ``(chain, draw)`` and those of the plates; ``observed_data``; ``posterior_predictive`` on request;
-    for variational results ``variational`` (the trace of the loss and the parameters); for MCMC
-    ``sample_stats``. Attributes: ``alpha`` (in JSON where it differs by site), the rule or algorithm, versions. A
-    slash in a site's name becomes a dot.
+    with dims ``(chain, draw)`` and those of the plates; ``observed_data``; ``posterior_predictive`` and
+    ``predictions`` on request; for variational results ``variational`` (the trace of the loss and the
+    parameters); for MCMC ``sample_stats``. Attributes: ``alpha`` (in JSON where it differs by site), the rule or
+    algorithm, versions. A slash in a site's name becomes a dot.
 
     ================================================= ====================================================
-    result                                            what follows it
+    posterior                                         what follows it
     ================================================= ====================================================
     ``TemperedFit``                                   nothing: it holds its data
     ``MCMC`` of NumPyro that has run, of any kernel   nothing
-    ``OnlineVI``                                      its state, then the data that it has seen
-    ``OnlineVIState``                                 its ``OnlineVI``, then the data
-    ``MixtureFit``, ``ComponentSelection``            ``x, rng_key=key``
-    ``PPCAFit``, ``FactorSelection``                  ``x, rng_key=key``
-    ``LinearFit``, ``LogisticFit``                    ``x, y, rng_key=key``
-    ``AlphaChoice``                                   what its fit takes
+    ``online.posterior(state)``                       the data that it has seen
+    ``MixtureFit``                                    ``x, rng_key=key``
+    ``PPCAFit``                                       ``x, rng_key=key``
+    ``RegressionFit``                                 ``x, y, rng_key=key``
     ``descent.Result``, ``online.PartitionedRun``     ``rng_key=key``
     dictionary of draws ``(S, ...)`` by site          the tempered model, then its arguments
     ================================================= ====================================================
 
-    A selection gives the fit that it selects. A class of your own is a result if it has the method ``as_run``,
-    which returns a :class:`Run`.
+    A selection gives the fit that it selects. An object of your own is a posterior if it has the method
+    ``sample_posterior(rng_key, sample_shape)`` and the attribute ``target``, a ``nt.results.Target``.
 
     Of a mixture: draws of ``weights`` and of the components' parameters with dims ``component``, ``feature``, and
     ``level`` (of a category) or ``other_feature`` (of a matrix); the log-likelihood of the observed entries of
@@ -74,7 +74,7 @@ def to_inference_data(
     integrated out of the log-likelihood of a row.
 
     Args:
-        result: A result.
+        posterior: A posterior.
         *data: What follows it.
         num_samples: Draws from a variational posterior.
         rng_key: For what is drawn here; by default the key kept in the fit or state, or that of the MCMC's
@@ -88,8 +88,10 @@ def to_inference_data(
         posterior_predictive: Whether to draw the observed sites anew, once for each posterior draw, from their
             untempered distributions. Where an observed site depends on another it sees the data: in a time
             series each replicate is one step ahead.
+        predictions: Further arguments of the model, ``(x_new,)`` or by name, at which to predict: groups
+            ``predictions``, one draw of what is observed and of the deterministic sites for each posterior draw,
+            and ``predictions_constant_data``, these arguments.
         group_by_chain: Whether the draws given are ``(C, S, ...)``, by chain.
-        losses: For an online run, the losses that ``run`` returned, to be kept as its trace.
         **kwargs: For an online run or draws, keyword arguments of the model; for a mixture ``sample_weight``,
             as in its fit, and ``order``, the old number of each component.
 
@@ -97,7 +99,7 @@ def to_inference_data(
         ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x.
 
     Raises:
-        TypeError: If ``result`` has no draws.
+        TypeError: If ``posterior`` is none.
         ValueError: If data or key are missing, an MCMC has not run a model, the draws do not fit their model,
             ``dims`` names no variable, or replicates are asked for and there is no key or no sampler.
 
@@ -120,23 +122,25 @@ def to_inference_data(
         >>> nt.to_inference_data(draws, nt.temper(model, alpha=0.5), jnp.ones(6)).attrs["alpha"]
         0.5
     """
-    if losses is not None:
-        kwargs["losses"] = losses
-    run = as_run(
-        result,
-        data,
-        kwargs,
-        num_samples=num_samples,
-        rng_key=rng_key,
-        by_chain=group_by_chain,
-    )
-    complete = _evaluate(
-        run._replace(dims={**run.dims, **(dims or {})}), log_lik, posterior_predictive
-    )
-    labels = {**axis_labels((data, kwargs)), **run.coords}
+    bound = bind(posterior, data, kwargs, rng_key=rng_key, by_chain=group_by_chain)
+    key = getattr(bound, "rng_key", None) if rng_key is None else rng_key
+    samples = getattr(bound, "samples", None)
+    if samples is None:
+        if key is None:
+            raise ValueError(
+                f"a {type(bound).__name__} has no key for its draws: pass rng_key."
+            )
+        samples = one_chain(bound.sample_posterior(key, (num_samples,)))
+    description = bound.describe() if hasattr(bound, "describe") else Description()
+    description = description._replace(dims={**description.dims, **(dims or {})})
+    run = _Run(bound.target, samples, key, description)
+    complete = _evaluate(run, log_lik, posterior_predictive)
+    if predictions is not None:
+        complete = _predict(run, complete, predictions)
+    labels = {**axis_labels((data, kwargs)), **description.coords}
     if (columns := column_labels(data)) is not None:
         # The columns of x, by the names that results of this package have for them.
-        features = {name for names in run.dims.values() for name in names} & {
+        features = {name for names in description.dims.values() for name in names} & {
             "feature",
             "other_feature",
         }
@@ -146,27 +150,50 @@ def to_inference_data(
     )
 
 
-def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
-    """A run with all groups and attributes."""
-    if run.model is None:
+class _Run(NamedTuple):
+    """Draws ``(chain, draw, ...)`` with their target, a key for what else is drawn, and what else is shown."""
+
+    target: Target | None
+    samples: Mapping[str, Array]
+    rng_key: Array | None
+    description: Description
+
+    @property
+    def latents(self) -> dict[str, Array]:
+        """The draws of the latents, in one axis."""
+        names = {} if self.target is None else self.target.latents
+        return {k: jnp.concatenate(v) for k, v in self.samples.items() if k in names}
+
+    def by_chain(self, values: Mapping[str, Array]) -> dict[str, np.ndarray]:
+        """Values of each draw, in two axes."""
+        sizes = next(iter(self.samples.values())).shape[:2]
+        return {
+            k: np.reshape(to_host(v), (*sizes, *v.shape[1:])) for k, v in values.items()
+        }
+
+
+def _evaluate(run: _Run, log_lik: bool, predictive: bool) -> Description:
+    """All groups and attributes but predictions."""
+    target, samples, key, description = run
+    if target is None:
         if predictive:
             raise ValueError(
                 "this result has no model of data: there can be no posterior_predictive group."
             )
-        return run._replace(groups={"posterior": run.samples, **run.groups})
-    trace, model = trace_at_first_draw(run), seeded_model(run)
+        return description._replace(groups={"posterior": samples, **description.groups})
+    trace = target.trace
     posterior: dict[str, ArrayLike] = {
         name: value
-        for name, value in run.samples.items()
+        for name, value in samples.items()
         if name in trace and is_shown(trace[name])
     }
     # The draws of deterministic sites follow from those of the latents.
-    names = likelihood.latent_sites(trace)
-    latents = {k: jnp.concatenate(v) for k, v in run.samples.items() if k in names}
-    missing, parts = sorted(set(names) - set(latents)), likelihood.subsamples(trace)
+    latents = run.latents
+    missing = sorted(set(target.latents) - set(latents))
+    parts = likelihood.subsamples(trace)
     groups: dict[str, Mapping[str, ArrayLike]] = {}
-    others = {"observed_data": likelihood.observed_values(trace), **run.groups}
-    attrs = {"alpha": likelihood.common_alpha(trace), **run.attrs}
+    others = {"observed_data": target.observed, **description.groups}
+    attrs = {"alpha": likelihood.common_alpha(trace), **description.attrs}
     if not parts and (scales := likelihood.scales_beside_alpha(trace)):
         attrs["likelihood_scale"] = scales
     if losses := divergences(trace):
@@ -187,18 +214,6 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
         if log_lik:
             warn_caller(f"{reason}: the log_likelihood group, {why}, is left out.")
         log_lik = False
-
-    chains_draws, data = (
-        next(iter(run.samples.values())).shape[:2],
-        (run.args, dict(run.kwargs)),
-    )
-
-    def by_chain(values: dict[str, Array]) -> dict[str, np.ndarray]:
-        return {
-            k: np.reshape(to_host(v), (*chains_draws, *v.shape[1:]))
-            for k, v in values.items()
-        }
-
     # Samplers keep deterministic sites, guides do not. In a plate of a part of the data they are of that part.
     derived = [
         name
@@ -208,29 +223,64 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
         and _has_entries(site["value"])
     ]
     if log_lik or (derived and not missing):
-        log_probs, values = evaluate_draws(run, latents, log_lik, derived)
-        posterior.update(by_chain(values))
+        log_probs, values = evaluate_draws(target, latents, log_lik, derived)
+        posterior.update(run.by_chain(values))
     groups["posterior"] = posterior
     if log_lik:
-        groups["log_likelihood"] = by_chain(log_probs)
+        groups["log_likelihood"] = run.by_chain(log_probs)
     if predictive:
-        if run.rng_key is None:
+        if key is None:
             raise ValueError("posterior_predictive draws data: pass an rng_key.")
         # No split of this key that made the posterior draws reaches as far.
-        key = jax.random.fold_in(run.rng_key, 2**31 - 1)
-        groups["posterior_predictive"] = by_chain(
-            likelihood.replicate(key, model, latents, *data)
+        replicates = likelihood.replicate(
+            jax.random.fold_in(key, 2**31 - 1),
+            target.seeded,
+            latents,
+            target.args,
+            target.kwargs,
         )
+        groups["posterior_predictive"] = run.by_chain(replicates)
+    dims = description.dims
     of_latents = plate_dims(
-        trace, {k: np.shape(v)[2:] for k, v in posterior.items()}, run.dims
+        trace, {k: np.shape(v)[2:] for k, v in posterior.items()}, dims
     )
     of_data = plate_dims(
-        trace, {k: np.shape(v) for k, v in others["observed_data"].items()}, run.dims
+        trace, {k: np.shape(v) for k, v in others["observed_data"].items()}, dims
     )
-    return run._replace(
-        groups={**groups, **others},
-        attrs=attrs,
-        dims={**of_latents, **of_data, **run.dims},
+    return Description({**groups, **others}, attrs, {**of_latents, **of_data, **dims})
+
+
+def _predict(
+    run: _Run, complete: Description, predictions: tuple | Mapping[str, object]
+) -> Description:
+    """The groups with draws at other arguments of the model."""
+    target = run.target
+    if target is None:
+        raise ValueError(
+            "this result has no model of data: there can be no predictions."
+        )
+    if run.rng_key is None:
+        raise ValueError("predictions draws data: pass an rng_key.")
+    if not isinstance(predictions, tuple | Mapping):
+        raise TypeError(
+            "predictions are arguments of the model, as a tuple (x_new,) or a mapping by name, got "
+            f"{type(predictions).__name__}."
+        )
+    args = predictions if isinstance(predictions, tuple) else ()
+    kwargs = {} if isinstance(predictions, tuple) else dict(predictions)
+    key = jax.random.fold_in(run.rng_key, 2**31 - 2)
+    draws, trace = predict(key, target.model, run.latents, args, kwargs)
+    names = argument_names(predict, target.model, args, kwargs)
+    constant = {
+        name: np.asarray(value)
+        for name, value in zip(names, (*args, *kwargs.values()), strict=True)
+        if np.ndim(value)
+    }
+    groups = {"predictions": run.by_chain(draws), "predictions_constant_data": constant}
+    shapes = {k: np.shape(v)[1:] for k, v in draws.items()}
+    dims = plate_dims(trace, shapes, {})
+    return complete._replace(
+        groups={**complete.groups, **groups}, dims={**dims, **complete.dims}
     )
 
 

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+from numpyro.infer import MCMC
+
 from numpyro_tempered.report.arviz import ArviZData, group, group_names
+from numpyro_tempered.report.draws import bind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +38,7 @@ class HoldsData(Protocol):
 
 
 def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFrame":
-    """The comparison in a result as a pandas table.
+    """The comparison in a result as a pandas table; of a posterior the means and standard deviations.
 
     ===================== ================================= ======================================================
     group                 made by                           rows
@@ -58,9 +62,12 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     The table of a ledger has the column ``guarantee`` too, where there are averages. Of families and numbers of
     components ``table(choice)["criterion"].unstack("family")`` is the table of mclust, K by shape.
 
+    Of a posterior, such as a fit, a stream's or an MCMC, there is a row for each number of each latent site, with
+    columns ``mean`` and ``sd``.
+
     Args:
-        data: ArviZ data made by one of these functions, or a result that holds such data, such as an
-            ``AlphaChoice``.
+        data: ArviZ data made by one of these functions, a result that holds such data, such as an
+            ``AlphaChoice``, or a posterior.
         name: The group; by default the one that the data have.
 
     Returns:
@@ -80,6 +87,8 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     # A group of ArviZ data may be called data.
     groups: Any = data
     if not isinstance(data, Mapping):
+        if isinstance(data, MCMC) or (hasattr(data, "mean") and hasattr(data, "sd")):
+            return _moments(bind(data) if isinstance(data, MCMC) else data)
         groups = (
             data.comparison
             if hasattr(data, "comparison")
@@ -109,3 +118,17 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
         if "kind" in values.attrs
     }
     return frame.dropna(subset=[order]).astype(kinds).sort_values(order, kind="stable")
+
+
+def _moments(posterior: Any) -> "pd.DataFrame":
+    """The means and standard deviations of a posterior, a row for each number."""
+    import pandas as pd
+
+    mean, sd = posterior.mean, posterior.sd
+    names, rows = [], []
+    for site in mean:
+        places = list(np.ndindex(np.shape(mean[site])))
+        names += [f"{site}[{', '.join(map(str, at))}]" if at else site for at in places]
+        rows.append(np.stack([np.ravel(mean[site]), np.ravel(sd[site])], axis=1))
+    index = pd.Index(names, name="number")
+    return pd.DataFrame(np.concatenate(rows), index=index, columns=["mean", "sd"])

@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.result import DataSummary, Fit, fit_attrs
+from numpyro_tempered.core.result import DataSummary, Posterior, TemperedELBO, fit_attrs
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.robust import divergences
+from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.report.arviz import (
     ArviZData,
     Dims,
@@ -21,7 +22,7 @@ from numpyro_tempered.report.arviz import (
     versions,
     with_group,
 )
-from numpyro_tempered.report.draws import trace_at_first_draw, variables_of
+from numpyro_tempered.report.draws import bind, variables_of
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, rank_models
 from numpyro_tempered.theory.bounds import LogTrueDensity, tempered_certificate
@@ -31,7 +32,7 @@ ADVICE = "compare ELBOs of the same data."
 
 
 def compare(
-    fits: Mapping[Name, Fit],
+    fits: Mapping[Name, Posterior],
     log_prior: LogPrior = None,
     *,
     num_samples: int = 1000,
@@ -120,7 +121,7 @@ def compare(
         )
     if not fits:
         raise ValueError("compare needs at least one fit.")
-    names = list(fits)
+    names, fits = list(fits), {name: _unwrap(fit) for name, fit in fits.items()}
     value, se, expected_log_lik, kl = np.array(
         [_elbo(fits, name, unconverged) for name in names]
     ).T
@@ -154,9 +155,7 @@ def compare(
         counts: set[int | None] = set()
         shapes: dict[str, tuple[int, ...]] = {}
         for name, fit in fits.items():
-            trace = trace_at_first_draw(
-                fit.as_run(*data_of[name], num_samples=1, rng_key=rng_key)
-            )
+            trace = bind(fit, data_of[name]).target.trace
             observed = summaries[name].observed
             observed = (
                 likelihood.observed_values(trace) if observed is None else observed
@@ -208,8 +207,15 @@ def compare(
     return with_group(draws, "model_comparison", comparison, attrs)
 
 
+def _unwrap(fit: Any) -> Any:
+    """The fit that a selection holds; of a stream at its data the fit with its ELBO."""
+    fit = fit.fit if hasattr(fit, "fits") or hasattr(fit, "advice") else fit
+    is_open = isinstance(fit, TemperedFit) and fit.elbo is None
+    return fit.evaluate() if is_open else fit
+
+
 def _dims_of_selected(
-    fits: Mapping[Name, Fit],
+    fits: Mapping[Name, Posterior],
     winner: Name,
     data_of: Mapping[Name, tuple],
     dims: Dims | None,
@@ -222,9 +228,7 @@ def _dims_of_selected(
     """
 
     def variables(name: Name) -> set[str]:
-        return variables_of(
-            fits[name].as_run(*data_of[name], num_samples=1, rng_key=rng_key)
-        )
+        return variables_of(bind(fits[name], data_of[name]))
 
     selected = variables(winner) if dims else set()
     absent = set(dims or {}) - selected
@@ -238,7 +242,7 @@ def _dims_of_selected(
 
 
 def _elbo(
-    fits: Mapping[Name, Fit], name: Name, unconverged: Collection[Name]
+    fits: Mapping[Name, Posterior], name: Name, unconverged: Collection[Name]
 ) -> tuple[float, ...]:
     """The ELBO of a fit with its standard error and its two parts.
 
@@ -247,12 +251,13 @@ def _elbo(
         ValueError: If it is not finite, or does not say what the model is worth.
     """
     fit = fits[name]
-    if not hasattr(fit, "as_elbo"):
+    elbo = getattr(fit, "elbo", None)
+    if not isinstance(elbo, TemperedELBO):
         raise TypeError(
-            f"fits[{name!r}] is a {type(fit).__name__}, not a result of fit_svi, fit_gaussian, mixtures.fit, "
-            "ppca.fit or sparse.fit_linear: it has no ELBO."
+            f"fits[{name!r}] is a {type(fit).__name__}, which has no ELBO: compare takes fits of fit_svi, "
+            "fit_gaussian, mixtures, PCA and sparse regressions; of a stream online.posterior(state).on(x, y); "
+            "of a mixture without draws for its bound fit with num_samples >= 2."
         )
-    elbo = fit.as_elbo()
     if not math.isfinite(elbo.value):
         raise ValueError(
             f"fits[{name!r}] has an ELBO of {elbo.value}, as of AutoDelta: take AutoNormal, say."
@@ -272,7 +277,7 @@ def _elbo(
 
 
 def _check_same_data(
-    fits: Mapping[Name, Fit], summaries: Mapping[Name, DataSummary]
+    fits: Mapping[Name, Posterior], summaries: Mapping[Name, DataSummary]
 ) -> float | dict[str, float]:
     """The alpha of all fits, where it is one and their data are the same.
 
@@ -310,7 +315,7 @@ def _check_same_data(
     return alpha
 
 
-def _alpha(fit: Fit) -> float | dict[str, float]:
+def _alpha(fit: Posterior) -> float | dict[str, float]:
     return (
         dict(fit.alpha)
         if isinstance(fit.alpha, Mapping)

@@ -4,18 +4,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpyro import handlers
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.svi import TemperedFit
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.select.alpha.data_weights import find_data, log_lik_of_each
 from numpyro_tempered.select.alpha.dependence import Block, num_units, read_dependence
 from numpyro_tempered.select.alpha.independence import Rows
 from numpyro_tempered.select.alpha.powers import MOST_SCORES
 from numpyro_tempered.select.alpha.sandwich import Sandwich
-from numpyro_tempered.select.check.target import Target, target_of
 
 # In standard deviations of the posterior: further away it is no Gaussian, or the fit not at its optimum.
 MAX_DISTANCE = 1.0
@@ -39,11 +36,7 @@ class FittedRows(NamedTuple):
 
 
 def read_rows(
-    fit: TemperedFit,
-    target: Target,
-    plate: str | None,
-    groups: ArrayLike | None,
-    block: Block,
+    target: Target, plate: str | None, groups: ArrayLike | None, block: Block
 ) -> FittedRows:
     """The rows of a fit, with their dependence.
 
@@ -81,24 +74,14 @@ def read_rows(
         )
     num_data, dim = find_data(trace, plate)
     dependence = read_dependence(groups, block, num_data)
-    model, args, kwargs = (
-        handlers.seed(target.model, fit.rng_key),
-        target.args,
-        target.kwargs,
-    )
 
     def losses(theta: Array) -> Array:
-        at = handlers.substitute(model, data=target.constrain(theta))
-        return -alpha * log_lik_of_each(
-            likelihood.get_trace(at, args, kwargs), num_data, dim
-        )
+        trace = target.trace_at(target.constrain(theta))
+        return -alpha * log_lik_of_each(trace, num_data, dim)
 
-    values = {name: site["value"] for name, site in target.latents.items()}
-    prior = target_of(fit.rng_key, temper(target.model, 0.0), args, kwargs, values)
-    rows = Rows(
-        trace, likelihood.observed_values(trace), (args, kwargs), dim, dependence
-    )
-    return FittedRows(alpha, losses, prior.potential, rows)
+    data = target.args, target.kwargs
+    rows = Rows(trace, target.observed, data, dim, dependence)
+    return FittedRows(alpha, losses, target.prior_potential, rows)
 
 
 def check_units(rows: FittedRows, num_latents: int, lags: int) -> int:

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.temper import check_alpha
 from numpyro_tempered.report.arviz import ArviZData, group, group_names, variable_name
+from numpyro_tempered.report.inference_data import to_inference_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -19,12 +21,14 @@ _MIN_DRAWS = 25
 
 
 def loo(
-    data: ArviZData,
-    *,
+    posterior: object,
+    *data: object,
     var_name: str | None = None,
     pointwise: bool | None = None,
     alpha: float | None = None,
     reff: float | None = None,
+    rng_key: Array | None = None,
+    **kwargs: object,
 ) -> "ELPDData":
     r"""PSIS-LOO of a tempered posterior, where ``az.loo`` gives another number.
 
@@ -42,12 +46,15 @@ def loo(
     count as draws of the tempered posterior; those of a guide are as good as the guide.
 
     Args:
-        data: Result of :func:`to_inference_data`, with its log-likelihood group.
+        posterior: Any posterior; or the result of :func:`to_inference_data`, with its log-likelihood group.
+        *data: The data that it was fitted to, where it does not hold them, as for :func:`to_inference_data`.
         var_name: The observed site, where there are several.
         pointwise: Whether to keep the values by datum, which ``az.compare`` needs; ArviZ's setting
             ``stats.ic_pointwise`` by default, which is to keep them.
         alpha: Power on the likelihood of the site; by default that of the data's attributes.
         reff: Relative efficiency of the draws; by default estimated as ArviZ does.
+        rng_key: Key of the draws, for a posterior that has none.
+        **kwargs: Keyword arguments that belong to the data.
 
     Returns:
         ArviZ's own result, ``ELPDData``, for ``az.compare`` and the plots; on the log scale.
@@ -73,19 +80,22 @@ def loo(
         ...     with numpyro.plate("n", len(y)):
         ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
         >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, jnp.ones(6), alpha=0.5)
-        >>> result = nt.loo(nt.to_inference_data(fit))
+        >>> result = nt.loo(fit)
         >>> int(result.n_samples), int(result.n_data_points)
         (1000, 6)
     """
     import arviz as az
 
-    name, log_lik = _log_likelihood(data, var_name)
-    if name in json.loads(str(_attribute(data, "divergence") or "{}")):
+    groups: Any = posterior
+    if not (hasattr(groups, "children") or hasattr(groups, "groups")):
+        groups = to_inference_data(posterior, *data, rng_key=rng_key, **kwargs)  # type: ignore[arg-type]
+    name, log_lik = _log_likelihood(groups, var_name)
+    if name in json.loads(str(_attribute(groups, "divergence") or "{}")):
         raise ValueError(
             f"site {name!r} has a divergence for its loss, by which a datum is left out, and not by its density: "
             "fit without a part of the data, and evaluate the log_likelihood there."
         )
-    power = _power(data, name) if alpha is None else check_alpha(alpha)
+    power = _power(groups, name) if alpha is None else check_alpha(alpha)
     if np.ndim(power):
         raise ValueError(
             f"loo takes one power for all data, got alpha of shape {np.shape(power)}."
@@ -93,7 +103,7 @@ def loo(
     num_draws = log_lik.sizes["chain"] * log_lik.sizes["draw"]
     _check(name, log_lik, power, num_draws)
     if reff is None:
-        reff = _relative_efficiency(data, num_draws)
+        reff = _relative_efficiency(groups, num_draws)
     # A power of 0 times a log-likelihood of minus infinity would be NaN.
     log_ratios = (
         -power * log_lik if power else log_lik.copy(data=np.zeros(log_lik.shape))
@@ -102,7 +112,7 @@ def loo(
         return _loo_of_arviz_0(log_lik, log_ratios, reff, pointwise)
     log_weights, pareto_k = _smooth(log_ratios, reff)
     return az.loo(
-        data,
+        groups,
         pointwise=pointwise,
         var_name=name,
         reff=reff,
@@ -200,10 +210,6 @@ def _log_likelihood(
     data: ArviZData, var_name: str | None
 ) -> tuple[str, "xr.DataArray"]:
     """The pointwise log-likelihood of the site, and its name."""
-    if not (hasattr(data, "children") or hasattr(data, "groups")):
-        raise TypeError(
-            f"loo takes ArviZ data, got {type(data).__name__}: pass it through to_inference_data."
-        )
     if "log_likelihood" not in group_names(data):
         raise ValueError(
             f"no log_likelihood group, only {group_names(data)}: take to_inference_data with log_lik."

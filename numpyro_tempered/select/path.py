@@ -18,6 +18,7 @@ from numpyro_tempered.core.progress import ProgressBar, progress_bars, progress_
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.arguments import check_call
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.settle import ConvergenceWarning
 from numpyro_tempered.infer.svi import NUM_STEPS
@@ -39,10 +40,11 @@ from numpyro_tempered.select.alpha.mcmc import (
     warn_if_not_mixed,
 )
 from numpyro_tempered.select.alpha.model_data import (
+    CountsRuns,
     Method,
-    ModelData,
     build_method,
     check_alphas,
+    check_powers,
 )
 from numpyro_tempered.select.evidence import check_finite, mcmc_columns, svi_columns
 
@@ -194,8 +196,8 @@ def temper_path(
     check_count(num_samples, "num_samples", 4)
     args, kwargs = check_call(temper_path, rng_key, model, method, args, kwargs)
     key, model_key = jax.random.split(rng_key)
-    data = ModelData(model, model_key, args, kwargs)
-    data.check(dims)
+    data = Target(CountsRuns(model), args, kwargs, model_key)
+    check_powers(data, dims)
     # Starting values at the largest alpha serve all.
     algorithm = build_method(method, temper(data.model, float(grid[-1])))
     if isinstance(algorithm, MCMCKernel):
@@ -217,7 +219,7 @@ def temper_path(
 
 def _fit(
     rng_key: Array,
-    data: ModelData,
+    data: Target,
     guide: Guide,
     grid: np.ndarray,
     num_samples: int,
@@ -342,12 +344,7 @@ def _last_possible(values: dict[str, Array], log_lik: Array) -> dict[str, Array]
 
 
 def _report(
-    path: _Path,
-    data: ModelData,
-    grid: np.ndarray,
-    method: str,
-    coords: Coords,
-    dims: Dims,
+    path: _Path, data: Target, grid: np.ndarray, method: str, coords: Coords, dims: Dims
 ) -> Any:
     """The path as ArviZ data."""
     attrs = {

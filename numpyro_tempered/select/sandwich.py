@@ -13,10 +13,13 @@ from numpyro_tempered.core.differentiation import jacobian
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.handlers.target import Target, check_density
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass
-from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
+from numpyro_tempered.infer.location_scale import LocationScale
+from numpyro_tempered.infer.moments import Moments, moments_of
+from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.report.arviz import Coords, Dims
-from numpyro_tempered.select.alpha.base import AlphaChoice
+from numpyro_tempered.report.draws import SampledPosterior, bind
 from numpyro_tempered.select.alpha.dependence import Block
 from numpyro_tempered.select.alpha.independence import warn_of_dependence
 from numpyro_tempered.select.alpha.powers import power_of
@@ -26,16 +29,8 @@ from numpyro_tempered.select.alpha.sandwich import (
     sampling_se,
 )
 from numpyro_tempered.select.alpha.sandwich import sandwich as sandwich_of
-from numpyro_tempered.select.check.location_scale import LocationScale
-from numpyro_tempered.select.check.moments import Moments
 from numpyro_tempered.select.check.numbers import number_labels
-from numpyro_tempered.select.check.quadrature import moments_of
-from numpyro_tempered.select.check.target import (
-    BATCH,
-    Target,
-    law_of_guide,
-    target_of_fit,
-)
+from numpyro_tempered.select.check.target import BATCH, law_of_guide
 from numpyro_tempered.select.fitted_rows import (
     FittedRows,
     check_centre,
@@ -80,14 +75,15 @@ class Parts(NamedTuple):
 @key_first
 def sandwich(
     rng_key: Array,
-    fit: TemperedFit | AlphaChoice,
-    *,
+    fit: object,
+    *data: object,
     groups: ArrayLike | None = None,
     block: Block = None,
     plate: str | None = None,
     num_draws: int = 4000,
     coords: Coords | None = None,
     dims: Dims | None = None,
+    **kwargs: object,
 ) -> SandwichErrors:
     r"""The standard deviations that the centre of a fit has over samples of the data, beside the fit's.
 
@@ -122,8 +118,8 @@ def sandwich(
 
     Args:
         rng_key: For draws, which numbers need that are functions of several coordinates, such as proportions.
-        fit: A :class:`TemperedFit` with any continuous guide, at any power, or the choice of
-            :func:`select_alpha`.
+        fit: A posterior of continuous latents, at any power: a fit of any kind, a selection, a stream, an MCMC.
+        *data: The data that it was fitted to, where it does not hold them, as for :func:`to_inference_data`.
         groups: Of rows that depend on each other, a label for each, as for ``select_alpha``: scores are summed
             within groups.
         block: Of a series, as for ``select_alpha``: J is that of Newey and West.
@@ -131,6 +127,7 @@ def sandwich(
         num_draws: Draws of the fit and of the Gaussian with covariance Σ, at least 100.
         coords: Labels by dimension, for the names of the numbers.
         dims: Names of the dimensions by site.
+        **kwargs: Keyword arguments that belong to the data.
 
     Returns:
         A :class:`SandwichErrors`. Its table has a row for each number of each latent site, in its own units, with
@@ -179,19 +176,14 @@ def sandwich(
         theta   0.22         0.45    2.0
     """
     check_count(num_draws, "num_draws", 100)
-    if isinstance(fit, AlphaChoice) and isinstance(fit.fit, TemperedFit):
-        fit = fit.fit
-    if not isinstance(fit, TemperedFit):
-        raise TypeError(
-            f"sandwich takes a TemperedFit of fit_svi, fit_gaussian or linear_response, got {type(fit).__name__}."
-            " Of a model without a fit nt.alpha.calibrated_powers has such standard deviations."
-        )
     fit_key, draw_key = jax.random.split(rng_key)
-    target = target_of_fit(fit)
-    rows = read_rows(fit, target, plate, groups, block)
-    gaussian, moments, centre = _moments_of_fit(fit_key, fit, target, num_draws)
+    bound = bind(fit, data, kwargs, rng_key=fit_key)
+    target = bound.target
+    check_density(target)
+    rows = read_rows(target, plate, groups, block)
+    gaussian, moments, centre = _moments_of_fit(fit_key, bound, target, num_draws)
     labels = {
-        **(fit.coords or {}),
+        **(getattr(bound, "coords", None) or {}),
         **{dim: np.asarray(values) for dim, values in (coords or {}).items()},
     }
     names = number_labels(target.trace, labels, dims or {})
@@ -207,7 +199,9 @@ def sandwich(
     otherwise = "The sandwich takes the rows for independent, and is too small where they are not."
     warn_of_dependence(rows.rows, np.asarray(parts.influence), otherwise=otherwise)
     q = LocationScale(centre, covariance)
-    of_sandwich = moments_of(q, target.latents, _draws(draw_key, q, target, num_draws))
+    of_sandwich = moments_of(
+        q, target.coordinates, _draws(draw_key, q, target, num_draws)
+    )
     slopes, prior, power, power_se = (
         np.asarray(part, np.float64)
         for part in (parts.slopes, parts.prior_curvature, parts.power, parts.power_se)
@@ -231,7 +225,7 @@ def sandwich(
     ]:
         warn_caller(describe_prior(decided))
     advice = advise(names, numbers, units, len(centre), decided)
-    data = to_arviz(
+    table = to_arviz(
         (numbers, names),
         (coordinates, coordinate_names(target, names)),
         rows.alpha,
@@ -245,29 +239,32 @@ def sandwich(
         units,
         (float(ratios.min()), float(ratios.max())),
         covariance,
-        data,
+        table,
     )
 
 
 def _moments_of_fit(
-    rng_key: Array, fit: TemperedFit, target: Target, num_draws: int
+    rng_key: Array, fit: TemperedFit | SampledPosterior, target: Target, num_draws: int
 ) -> tuple[LocationScale, Moments, np.ndarray]:
-    """The Gaussian of a fit in unconstrained coordinates, the moments of its numbers, and its centre.
+    """The Gaussian of a posterior in unconstrained coordinates, the moments of its numbers, and its centre.
 
     Raises:
         ValueError: If a latent is a point.
     """
-    where = target.args, target.kwargs
-    guide, params = gaussian_of_laplace(
-        fit.guide, fit.model, fit.params, rng_key, *where
-    )
-    if has_point_mass(rng_key, guide, params, *where):
-        raise ValueError(
-            f"the guide {type(fit.guide).__name__} has a latent that is a point, without a standard deviation: "
-            "fit a guide with a scale."
+    gaussian = None
+    if isinstance(fit, TemperedFit):
+        where = target.args, target.kwargs
+        guide, params = gaussian_of_laplace(
+            fit.guide, fit.model, fit.params, rng_key, *where
         )
-    values = sample_posterior(fit, rng_key, num_draws)
-    values = {name: values[name] for name in target.names}
+        if has_point_mass(rng_key, guide, params, *where):
+            raise ValueError(
+                f"the guide {type(fit.guide).__name__} has a latent that is a point, without a standard "
+                "deviation: fit a guide with a scale."
+            )
+        gaussian = law_of_guide(guide, params)
+    values = fit.sample_posterior(rng_key, (num_draws,))
+    values = {name: values[name] for name in target.coordinates}
 
     def flatten(values: Params) -> tuple[Array, Array]:
         return map_batches(
@@ -277,8 +274,7 @@ def _moments_of_fit(
     flat, numbers = (
         np.asarray(part, np.float64) for part in run_program(flatten, values)
     )
-    gaussian = law_of_guide(guide, params)
-    moments = moments_of(gaussian, target.latents, numbers)
+    moments = moments_of(gaussian, target.coordinates, numbers)
     if gaussian is None:
         gaussian = LocationScale(flat.mean(axis=0), np.atleast_2d(np.cov(flat.T)))
     return gaussian, moments, gaussian.loc

@@ -8,10 +8,10 @@ import numpy as np
 from numpyro.distributions import biject_to
 
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import ArviZData, assemble, dataset, versions
 from numpyro_tempered.select.alpha.coverage_report import list_names
 from numpyro_tempered.select.alpha.sandwich import least_data
-from numpyro_tempered.select.check.target import Target
 
 # The share of a number's information from which on the prior decides on it.
 MOST_PRIOR = 0.5
@@ -85,8 +85,7 @@ def coordinate_names(target: Target, names: Sequence[str]) -> list[str]:
     """Names of the unconstrained coordinates: those of the numbers of a site where there are as many."""
     coordinates: list[str] = []
     start = 0
-    for name in target.names:
-        site = target.latents[name]
+    for name, site in target.coordinates.items():
         shape = np.shape(site["value"])
         size = math.prod(shape)
         inverse = tuple(biject_to(site["fn"].support).inverse_shape(shape))

@@ -1,13 +1,7 @@
 """Sparse linear and logistic regression by tempered coordinate ascent."""
 
-from numpyro_tempered.sparse.base import (
-    Draws,
-    LinearFit,
-    LogisticFit,
-    NoisePosterior,
-    Prior,
-    selected,
-)
+from numpyro_tempered.sparse.arguments import Prior
+from numpyro_tempered.sparse.base import Draws, NoisePosterior, RegressionFit, selected
 from numpyro_tempered.sparse.linear import fit_linear
 from numpyro_tempered.sparse.logistic import fit_logistic
 from numpyro_tempered.sparse.predict import (
@@ -20,11 +14,10 @@ from numpyro_tempered.sparse.predict import (
 
 __all__ = [
     "Draws",
-    "LinearFit",
-    "LogisticFit",
     "Moments",
     "NoisePosterior",
     "Prior",
+    "RegressionFit",
     "fit_linear",
     "fit_logistic",
     "linear_predictor",

@@ -16,7 +16,23 @@ from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import SpikeSlab
-from numpyro_tempered.sparse.base import Prior
+
+
+class Prior(NamedTuple):
+    r"""Independent coefficients, :math:`\lambda_j N(0, s_j^2) + (1 - \lambda_j)\delta_0`, and an intercept.
+
+    Attributes:
+        inclusion_prob: λ, a number or shape ``(d,)``; 1 keeps a variable in.
+        slab_scale: s, in units of y (of the log-odds) per unit of x, a number or shape ``(d,)``.
+        intercept_scale: Standard deviation of the intercept about 0 at the means of the columns; None for no
+            intercept.
+        noise: Shape and rate of the Gamma prior of the precision of the noise; None without one.
+    """
+
+    inclusion_prob: ArrayLike
+    slab_scale: ArrayLike
+    intercept_scale: ArrayLike | None
+    noise: tuple[ArrayLike, ArrayLike] | None = None
 
 
 class Regression(NamedTuple):

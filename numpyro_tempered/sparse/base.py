@@ -1,40 +1,28 @@
 """The sparse regressions: their priors, factors and results, and their model in NumPyro."""
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro import handlers
 
 from numpyro_tempered.core import result
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.processes import automatic_mesh
 from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
+from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Numbers, Params
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.distributions import SpikeAndSlab
-
-
-class Prior(NamedTuple):
-    r"""Independent coefficients, :math:`\lambda_j N(0, s_j^2) + (1 - \lambda_j)\delta_0`, and an intercept.
-
-    Attributes:
-        inclusion_prob: λ, a number or shape ``(d,)``; 1 keeps a variable in.
-        slab_scale: s, in units of y (of the log-odds) per unit of x, a number or shape ``(d,)``.
-        intercept_scale: Standard deviation of the intercept about 0 at the means of the columns; None for no
-            intercept.
-        noise: Shape and rate of the Gamma prior of the precision of the noise; None without one.
-    """
-
-    inclusion_prob: ArrayLike
-    slab_scale: ArrayLike
-    intercept_scale: ArrayLike | None
-    noise: tuple[ArrayLike, ArrayLike] | None = None
+from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
+from numpyro_tempered.infer.set_up import first_call
+from numpyro_tempered.infer.tempered_fit import TemperedFit
+from numpyro_tempered.sparse.arguments import Prior, real_array
 
 
 class NoisePosterior(NamedTuple):
@@ -70,84 +58,21 @@ class Draws(NamedTuple):
 
 
 @add_repr
-class LinearFit(NamedTuple):
-    """A sparse linear regression, by :func:`fit_linear`.
+class RegressionFit(NamedTuple):
+    """A sparse regression, by :func:`fit_linear` or :func:`fit_logistic`.
 
     Attributes:
         posterior: Spike and slab of each coefficient: ``probs`` are the inclusion probabilities, ``mean`` the
             posterior means.
         intercept: Gaussian of the intercept at ``centre``; None without one.
         centre: Means of the columns, shape ``(d,)``; 0 without an intercept.
-        noise_scale: Standard deviation of the noise in units of y: as given, as estimated, or 1 / sqrt(E[1/v]).
+        noise_scale: Standard deviation of the noise in units of y: as given, as estimated, or 1 / sqrt(E[1/v]);
+            None of a logistic regression.
         noise_posterior: Gamma of 1/v under a ``noise_prior``; else None.
-        elbo: The tempered ELBO, every constant in it.
-        trace: ELBO after each sweep of the best start, shape ``(num_sweeps,)``; under ``jit`` or ``vmap`` as long
-            as the sweeps allowed, NaN after the last.
-        converged: Whether the best start met the tolerance.
-        num_sweeps: Its sweeps.
-        restart_elbos: ELBO of every start, shape ``(num_restarts,)``.
-        order: The best start's order of the coefficients, shape ``(d,)``.
-        prior: The prior of the coefficients.
-        alpha: Power on the likelihood.
-        target_moments: Number, mean and root mean square of y, shape ``(3,)``.
-    """
-
-    posterior: SpikeSlab
-    intercept: MeanField | None
-    centre: Numbers
-    noise_scale: Array
-    noise_posterior: NoisePosterior | None
-    elbo: Array
-    trace: Array
-    converged: Array
-    num_sweeps: Array
-    restart_elbos: Array
-    order: Array
-    prior: Prior
-    alpha: ArrayLike
-    target_moments: Array
-
-    @property
-    def inclusion_probs(self) -> Array:
-        """Approximate posterior probabilities that a coefficient is not 0, shape ``(d,)``."""
-        return self.posterior.probs
-
-    def as_elbo(self) -> result.TemperedELBO:
-        """The ELBO, for :func:`compare`."""
-        return elbo_of(self.elbo, self.alpha, self.factors(), self.prior)
-
-    def summarise_data(self) -> result.DataSummary:
-        """Number, mean and root mean square of the target, for :func:`compare`."""
-        return summarise_target(self.target_moments)
-
-    def as_run(
-        self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None
-    ) -> result.Run:
-        """Draws with the regression as a NumPyro model, for :func:`to_inference_data`.
-
-        Raises:
-            ValueError: If x, y or the key are missing.
-        """
-        key = result.check_run_arguments(self, data, rng_key, "x", "y")
-        progress = {"elbo_trace": self.trace, "elbo_by_restart": self.restart_elbos}
-        return draw_run(key, self, data, num_samples, progress)
-
-    def factors(self) -> Factors:
-        """The factors of q."""
-        return Factors(self.posterior, self.intercept, self.noise_posterior)
-
-
-@add_repr
-class LogisticFit(NamedTuple):
-    """A sparse logistic regression, by :func:`fit_logistic`.
-
-    Attributes:
-        posterior: Spike and slab of each coefficient: ``probs`` are the inclusion probabilities, ``mean`` the
-            posterior means.
-        intercept: Gaussian of the intercept at ``centre``; None without one.
-        centre: Means of the columns, shape ``(d,)``; 0 without an intercept.
-        objective: The quadratic bound, below the tempered ELBO; every constant is in it.
-        trace: Objective after each sweep of the best start, as for :class:`LinearFit`.
+        objective: What the ascent maximises, every constant in it: the tempered ELBO of a linear regression, the
+            quadratic bound below it of a logistic one.
+        trace: Objective after each sweep of the best start, shape ``(num_sweeps,)``; under ``jit`` or ``vmap`` as
+            long as the sweeps allowed, NaN after the last.
         converged: Whether the best start met the tolerance.
         num_sweeps: Its sweeps.
         restart_objectives: Objective of every start, shape ``(num_restarts,)``.
@@ -160,6 +85,8 @@ class LogisticFit(NamedTuple):
     posterior: SpikeSlab
     intercept: MeanField | None
     centre: Numbers
+    noise_scale: Array | None
+    noise_posterior: NoisePosterior | None
     objective: Array
     trace: Array
     converged: Array
@@ -175,38 +102,158 @@ class LogisticFit(NamedTuple):
         """Approximate posterior probabilities that a coefficient is not 0, shape ``(d,)``."""
         return self.posterior.probs
 
-    def as_elbo(self) -> result.TemperedELBO:
-        """The objective, which is below the ELBO, for :func:`compare`."""
-        return elbo_of(self.objective, self.alpha, self.factors(), self.prior)
-
-    def summarise_data(self) -> result.DataSummary:
-        """Number, mean and root mean square of the target, for :func:`compare`."""
-        return summarise_target(self.target_moments)
-
-    def as_run(
-        self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None
-    ) -> result.Run:
-        """Draws with the regression as a NumPyro model, for :func:`to_inference_data`.
+    @property
+    def elbo(self) -> result.TemperedELBO:
+        """The objective with its two parts.
 
         Raises:
-            ValueError: If x, y or the key are missing.
+            ValueError: If the fit is a batch, by ``vmap``.
         """
-        key = result.check_run_arguments(self, data, rng_key, "x", "y")
-        progress = {
-            "objective_trace": self.trace,
-            "objective_by_restart": self.restart_objectives,
-        }
-        return draw_run(key, self, data, num_samples, progress)
+        return elbo_of(self.objective, self.alpha, self.factors(), self.prior)
+
+    @property
+    def evidence(self) -> result.Evidence:
+        """Sweeps, and the objective of every start."""
+        ends = tuple(np.asarray(self.restart_objectives, float).tolist())
+        return result.Evidence(num_iter=int(self.num_sweeps), restart_elbos=ends)
+
+    @property
+    def mean(self) -> Params:
+        """Posterior means of ``coef``, and of ``intercept`` and ``noise_precision`` where there are these."""
+        return {name: mean for name, (mean, _) in self._moments().items()}
+
+    @property
+    def sd(self) -> Params:
+        """Posterior standard deviations of the same."""
+        return {name: sd for name, (_, sd) in self._moments().items()}
+
+    def _moments(self) -> dict[str, tuple[Array, Array]]:
+        q = self.posterior
+        moments = {"coef": (q.mean, jnp.sqrt(q.variance))}
+        if self.intercept is not None:
+            moments["intercept"] = (self.intercept.loc, self.intercept.scale)
+        if self.noise_posterior is not None:
+            shape, rate = self.noise_posterior
+            moments["noise_precision"] = (shape / rate, jnp.sqrt(shape) / rate)
+        return moments
 
     def factors(self) -> Factors:
         """The factors of q."""
-        return Factors(self.posterior, self.intercept, None)
+        return Factors(self.posterior, self.intercept, self.noise_posterior)
+
+    @property
+    def _fit(self) -> TemperedFit:
+        """The regression with its guide and its tempered model, of rows less ``centre``, without data."""
+        return TemperedFit(
+            # Columns far from 0 keep their digits.
+            model=tempered_model(self),
+            guide=guide_of(self),
+            params={},
+            alpha=float(np.asarray(self.alpha)),
+            losses=-self.trace,
+            elbo=self.elbo,
+            observed={},
+            args=(),
+            kwargs={},
+            rng_key=None,
+            source=self,
+        )
+
+    def draw(self, rng_key: Array, num_samples: int) -> Params:
+        """Draws by site, ``(num_samples, ...)`` each."""
+        return draw_factors(rng_key, self.factors(), num_samples)
+
+    def sample_posterior(
+        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
+    ) -> Params:
+        """Draws by site, ``(*sample_shape, ...)`` each; the intercept is that at ``centre``."""
+        return self._fit.sample_posterior(rng_key, sample_shape)
+
+    def log_prob(self, values: Params) -> Array:
+        """Log-density of q at values of its sites; of a coefficient of 0 the log of its probability."""
+        return self._fit.log_prob(values)
+
+    def predict(
+        self, rng_key: Array, x: ArrayLike, *, num_samples: int = 1000
+    ) -> Params:
+        """Draws at new rows: ``y``, ``(num_samples, n)``, and its predictor ``eta``.
+
+        Args:
+            rng_key: Key of the draws.
+            x: Rows, shape ``(n, d)``, in the units of the rows of the fit.
+            num_samples: Draws.
+        """
+        return self._fit.predict(rng_key, x, num_samples=num_samples)
+
+    def model_arguments(self, x: ArrayLike, y: ArrayLike | None = None) -> tuple:
+        """Arguments of the model, which takes rows less ``centre``, of rows as the fit took them."""
+        return centred_rows(self, x), y
+
+    def on(self, *data: ArrayLike, rng_key: Array | None = None) -> TemperedFit:
+        """The posterior at the data that it was fitted to, for every verb that takes a posterior.
+
+        The model has the sites ``coef``, with its :class:`~numpyro_tempered.sparse.SpikeAndSlab` prior,
+        ``intercept`` where there is one, ``noise_precision`` where the noise has a prior, ``eta`` and ``y``, and
+        takes rows less ``centre``.
+
+        Args:
+            *data: The rows ``x`` and the target ``y``.
+            rng_key: Of what is drawn from it afterwards.
+
+        Raises:
+            ValueError: If one is missing, or the target is not that of the fit.
+        """
+        if len(data) != 2:
+            raise ValueError(
+                f"a RegressionFit is followed by the data that it was fitted to, x and y: got {len(data)} values."
+            )
+        y = automatic_mesh(as_array(data[1], "y"))
+        known, found = np.asarray(self.target_moments), np.asarray(target_moments(y))
+        if not np.allclose(found, known, rtol=1e-4, atol=1e-4 * known[2]):
+            raise ValueError(
+                f"y has number, mean and root mean square {found}, that of the fit {known}: give the x and y "
+                "that it was fitted to."
+            )
+        rows = centred_rows(self, automatic_mesh(as_array(data[0], "x")))
+        y = jnp.asarray(y, rows.dtype)
+        fit, args = self._fit, (rows, y)
+        if self.noise_posterior is None:
+            # The guide of SVI's fits, which round_and_refit takes.
+            guide, key = AutoSpikeAndSlab(fit.model), jax.random.key(0)
+            first_call(lambda: handlers.seed(guide, key)(*args), guide)
+            fit = fit._replace(guide=guide, params=params_of(self))
+        return fit._replace(args=args, rng_key=rng_key, observed={"y": y})
+
+    def summarise_data(self) -> result.DataSummary:
+        """Number, mean and root mean square of the target, for :func:`compare`."""
+        moments = self.target_moments
+        return result.DataSummary(
+            numbers={result.VALUES: moments[0], result.MOMENTS: moments[1:]}
+        )
+
+    def describe(self) -> result.Description:
+        """The progress of the ascent, and the names of dimensions."""
+        word = "elbo" if self.noise_scale is not None else "objective"
+        progress = {
+            f"{word}_trace": (self.trace, "iteration"),
+            f"{word}_by_restart": (self.restart_objectives, "restart"),
+            "inclusion_probs": (self.posterior.probs, "feature"),
+        }
+        regression = "logistic" if self.noise_scale is None else "linear"
+        attrs = {
+            "algorithm": "cavi",
+            "regression": regression,
+            "num_iter": len(self.trace),
+        }
+        dims = {"coef": ["feature"], "y": ["row"]}
+        return result.Description(
+            {"variational": {name: value for name, (value, _) in progress.items()}},
+            attrs | result.fit_attrs(self),
+            dims | {name: [dim] for name, (_, dim) in progress.items()},
+        )
 
 
-SparseFit: TypeAlias = LinearFit | LogisticFit
-
-
-def selected(fit: SparseFit, threshold: float = 0.5) -> np.ndarray:
+def selected(fit: RegressionFit, threshold: float = 0.5) -> np.ndarray:
     """Columns whose inclusion probability is above a threshold, the most probable first.
 
     Args:
@@ -299,25 +346,31 @@ def target_moments(y: ArrayLike) -> Array:
     )
 
 
-def summarise_target(moments: Array) -> result.DataSummary:
-    """What :func:`target_moments` know of the data."""
-    return result.DataSummary(
-        numbers={result.VALUES: moments[0], result.MOMENTS: moments[1:]}
-    )
+def centred_rows(fit: RegressionFit, x: ArrayLike) -> Array:
+    """Rows less the centre, in the precision of the fit.
+
+    Raises:
+        ValueError: If their shape is not that of rows of the fit.
+    """
+    values = real_array(x, "x")
+    d = fit.centre.shape[0]
+    if values.ndim != 2 or values.shape[1] != d:
+        raise ValueError(
+            f"x must have shape (n, {d}), as the rows of the fit, got {values.shape}."
+        )
+    return jnp.asarray(values - fit.centre, fit.posterior.loc.dtype)
 
 
-def tempered_model(fit: SparseFit) -> temper:
-    """A fitted regression as a tempered NumPyro model ``model(x, y=None)``.
+def tempered_model(fit: RegressionFit) -> temper:
+    """A fitted regression as a tempered NumPyro model ``model(x, y=None)`` of rows less the fit's ``centre``.
 
     The noise of a linear regression is that of the fit, unless it has a prior.
     """
-    prior, scale = fit.prior, fit.noise_scale if isinstance(fit, LinearFit) else None
+    prior, scale = fit.prior, fit.noise_scale
     slab = SpikeAndSlab(*_slab(prior))
 
     def model(x: Array, y: Array | None = None) -> None:
-        eta = (x - fit.centre) @ numpyro.sample(
-            "coef", slab.expand([x.shape[1]]).to_event(1)
-        )
+        eta = x @ numpyro.sample("coef", slab.expand([x.shape[1]]).to_event(1))
         if prior.intercept_scale is not None:
             eta = eta + numpyro.sample(
                 "intercept", dist.Normal(0.0, prior.intercept_scale)
@@ -339,37 +392,28 @@ def tempered_model(fit: SparseFit) -> temper:
     return temper(model, alpha=float(np.asarray(fit.alpha)))
 
 
-def draw_run(
-    rng_key: Array,
-    fit: SparseFit,
-    data: tuple[ArrayLike, ...],
-    num_samples: int,
-    progress: dict[str, Array],
-) -> result.Run:
-    """Draws of a fitted regression with its tempered model, and the progress of the ascent."""
-    q = fit.posterior
-    x, y = (
-        automatic_mesh(as_array(part, name))
-        for part, name in zip(data, "xy", strict=True)
-    )
-    samples = draw_factors(rng_key, fit.factors(), num_samples)
-    dims = {"coef": ["feature"], "y": ["row"], "inclusion_probs": ["feature"]}
-    regression = "linear" if isinstance(fit, LinearFit) else "logistic"
-    attrs = {"algorithm": "cavi", "regression": regression, "num_iter": len(fit.trace)}
-    return result.Run(
-        # Columns far from 0 keep their digits.
-        model=tempered_model(fit._replace(centre=np.zeros_like(fit.centre))),
-        samples={name: value[None] for name, value in samples.items()},
-        args=tuple(jnp.asarray(part, q.loc.dtype) for part in (x - fit.centre, y)),
-        rng_key=rng_key,
-        groups={"variational": {**progress, "inclusion_probs": q.probs}},
-        attrs=attrs | result.fit_attrs(fit),
-        dims=dims
-        | {
-            name: ["iteration" if name.endswith("trace") else "restart"]
-            for name in progress
-        },
-    )
+def params_of(fit: RegressionFit) -> Params:
+    """The factors of a fit without noise as parameters of an ``AutoSpikeAndSlab``."""
+    parts = fit.posterior._asdict().items()
+    params = {f"coef_auto_{field}": value for field, value in parts}
+    if fit.intercept is not None:
+        parts = fit.intercept._asdict().items()
+        params |= {f"intercept_auto_{field}": value for field, value in parts}
+    return params
+
+
+def guide_of(fit: RegressionFit) -> Guide:
+    """The factors of a fit as a guide of :func:`tempered_model`."""
+    coefficients, intercept, noise = fit.factors()
+
+    def guide(*_: object) -> None:
+        numpyro.sample("coef", SpikeAndSlab(*coefficients).to_event(1))
+        if intercept is not None:
+            numpyro.sample("intercept", dist.Normal(*intercept))
+        if noise is not None:
+            numpyro.sample("noise_precision", dist.Gamma(*noise))
+
+    return guide
 
 
 def _slab(prior: Prior) -> tuple[Array, ...]:

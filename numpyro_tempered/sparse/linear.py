@@ -19,14 +19,9 @@ from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
-from numpyro_tempered.sparse.arguments import Regression, as_data, as_regression
+from numpyro_tempered.sparse.arguments import Prior, Regression, as_data, as_regression
 from numpyro_tempered.sparse.ascent import Search, Start, Update, find_best, outcome
-from numpyro_tempered.sparse.base import (
-    LinearFit,
-    NoisePosterior,
-    Prior,
-    target_moments,
-)
+from numpyro_tempered.sparse.base import NoisePosterior, RegressionFit, target_moments
 from numpyro_tempered.sparse.sweep import (
     block_design,
     block_prior,
@@ -54,7 +49,7 @@ def fit_linear(
     init: ArrayLike | None = None,
     num_sweeps: int = 1000,
     tolerance: float = 1e-6,
-) -> LinearFit:
+) -> RegressionFit:
     r"""Tempered linear regression with a spike-and-slab prior, by coordinate ascent.
 
     .. math::
@@ -92,8 +87,8 @@ def fit_linear(
         tolerance: A start has converged once a sweep gains no more than this for each row, in nats.
 
     Returns:
-        A :class:`LinearFit`. A constant column, where there is an intercept, keeps its prior. Works under ``jit``
-        and ``vmap`` of any argument but the structural ones; values are not checked there.
+        A :class:`RegressionFit`. A constant column, where there is an intercept, keeps its prior. Works under
+        ``jit`` and ``vmap`` of any argument but the structural ones; values are not checked there.
 
     Raises:
         ValueError: If an argument is out of range, not finite or of a wrong shape; or y is constant
@@ -135,12 +130,12 @@ def fit_linear(
         of_noise = NoisePosterior(
             *gamma_posterior(noise, state.error, x.shape[0], power)
         )
-    return LinearFit(
+    return RegressionFit(
         **ascent,
         noise_scale=1.0 / jnp.sqrt(state.precision),
         noise_posterior=of_noise,
-        elbo=best.ascent.objective,
-        restart_elbos=best.objectives,
+        objective=best.ascent.objective,
+        restart_objectives=best.objectives,
         prior=prior,
         alpha=alpha,
         target_moments=target_moments(y),

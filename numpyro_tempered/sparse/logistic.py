@@ -16,9 +16,9 @@ from numpyro_tempered.core.checks import check_number, is_traced, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
-from numpyro_tempered.sparse.arguments import Regression, as_data, as_regression
+from numpyro_tempered.sparse.arguments import Prior, Regression, as_data, as_regression
 from numpyro_tempered.sparse.ascent import Search, Start, Update, find_best, outcome
-from numpyro_tempered.sparse.base import LogisticFit, Prior, target_moments
+from numpyro_tempered.sparse.base import RegressionFit, target_moments
 from numpyro_tempered.sparse.sweep import (
     Design,
     block_prior,
@@ -43,7 +43,7 @@ def fit_logistic(
     init: ArrayLike | None = None,
     num_sweeps: int = 1000,
     tolerance: float = 1e-6,
-) -> LogisticFit:
+) -> RegressionFit:
     r"""Tempered logistic regression with a spike-and-slab prior, by coordinate ascent on a quadratic bound.
 
     .. math::
@@ -77,7 +77,7 @@ def fit_logistic(
         tolerance: A start has converged once a sweep gains no more than this for each row, in nats.
 
     Returns:
-        A :class:`LogisticFit`. A constant column, where there is an intercept, keeps its prior. Works under
+        A :class:`RegressionFit`. A constant column, where there is an intercept, keeps its prior. Works under
         ``jit`` and ``vmap`` of any argument but the structural ones; values are not checked there.
 
     Raises:
@@ -114,8 +114,10 @@ def fit_logistic(
     best = find_best(
         rng_key, regression, squared_loss, logistic_ascent, numbers, search
     )
-    return LogisticFit(
+    return RegressionFit(
         **outcome(best.ascent.point.q, best, regression, num_sweeps),
+        noise_scale=None,
+        noise_posterior=None,
         objective=best.ascent.objective,
         restart_objectives=best.objectives,
         prior=prior,

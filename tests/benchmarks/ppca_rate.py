@@ -102,7 +102,7 @@ def run(seed, d, true, size, num_data):
             "model": model,
             "divergence": integrate(seed, fit, truth),
             "certificate": float(certificate.value),
-            "at_mean": oracles.renyi(ALPHA, fit.mean, at_mean, truth.cov),
+            "at_mean": oracles.renyi(ALPHA, fit.location, at_mean, truth.cov),
             "likelihood": oracles.renyi(ALPHA, *likely, truth.cov),
             "at_one": integrate(seed, at_one.fits[at_one.selected], truth),
             "K": choice.selected,

@@ -133,7 +133,7 @@ def enumeration(num_seeds, n=50, d=10):
                         "correlation": rho,
                         "alpha": alpha,
                         "seed": seed,
-                        "gap": evidence - float(found.elbo),
+                        "gap": evidence - float(found.objective),
                         "error": error.max(),
                         "wrong side of 1/2": np.sum(
                             (np.asarray(found.inclusion_probs) > 0.5) != (probs > 0.5)

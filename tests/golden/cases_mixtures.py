@@ -254,7 +254,7 @@ def table_of(choice):
 
 @case("mixture as a tempered fit", ignore=WARNED)
 def as_tempered():
-    fit = nt.mixtures.as_tempered_fit(KEY, fitted("known variance"), POINTS)
+    fit = fitted("known variance").on(POINTS, rng_key=KEY)
     return {"elbo": fit.elbo, "losses": fit.losses}
 
 

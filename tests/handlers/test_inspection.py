@@ -17,6 +17,7 @@ from numpyro.infer.util import constrain_fn, unconstrain_fn
 from tempered_models import Y, normal, positive
 
 import numpyro_tempered as nt
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.draws import evaluate_draws
 
 GROUP = np.array([0, 0, 1, 1])
@@ -128,7 +129,9 @@ def test_log_likelihood_of_the_prior_alone():
     draws, y = {"theta": jnp.array([0.1, 0.7])}, jnp.asarray(Y)
     prior = nt.temper(normal, alpha=0.0)
     assert not log_likelihood(prior, draws, y)["y"].any()
-    read = evaluate_draws(nt.Run(prior, {}, (y,)), draws, True, ())[0]["y"]
+    read = evaluate_draws(Target(prior, (y,), {}, values=draws), draws, True, ())[0][
+        "y"
+    ]
     np.testing.assert_allclose(read, log_likelihood(normal, draws, y)["y"], rtol=1e-6)
 
 

@@ -130,11 +130,8 @@ def test_what_takes_a_fit_takes_this_one(fit):
         jax.random.key(0), jnp.asarray(4.0)
     )
     assert new["theta"].shape == (3,)
-    assert fit.convergence.as_run(rng_key=jax.random.key(0)).samples["theta"].shape == (
-        1,
-        1000,
-        1,
-    )
+    draws = fit.convergence.sample_posterior(jax.random.key(0), (1000,))
+    assert draws["theta"].shape == (1000, 1)
 
 
 @pytest.mark.full

@@ -264,7 +264,7 @@ def test_predictions_by_the_guide(x64, name):
         KEY, x
     )
     assert predictive["y"].shape == (5, 40)
-    shown = nt.to_inference_data(online, state, x, y, num_samples=50)
+    shown = nt.to_inference_data(online.posterior(state), x, y, num_samples=50)
     assert shown["posterior"]["b"].shape == (1, 50, 2)
     np.testing.assert_allclose(
         family_of(q).kl(online.guide.from_params(params), q), 0.0, atol=1e-10

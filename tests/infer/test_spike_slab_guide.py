@@ -993,8 +993,8 @@ def test_a_sparse_linear_fit_becomes_a_tempered_fit(key, x64, intercept_scale):
         intercept_scale=intercept_scale,
         alpha=0.5,
     )
-    found = nt.sparse_as_tempered_fit(key, fit, x, y)
-    assert found.elbo.value == float(fit.elbo)
+    found = fit.on(x, y, rng_key=key)
+    assert found.elbo.value == float(fit.objective)
     assert found.alpha == 0.5
     evaluated = evaluate_elbo(
         key, found.model, found.guide, found.params, found.args, {}, num_particles=2000
@@ -1015,39 +1015,43 @@ def test_a_sparse_linear_fit_becomes_a_tempered_fit(key, x64, intercept_scale):
 
 
 @pytest.mark.full
-def test_a_sparse_logistic_fit_becomes_one_above_its_objective(key):
+def test_a_sparse_logistic_fit_is_above_its_objective(key):
     x, y = correlated_data()
     labels = (y > 0).astype(int)
     fit = nt.sparse.fit_logistic(
         key, x, labels, inclusion_prob=INCLUSION, slab_scale=SLAB
     )
-    found = nt.sparse_as_tempered_fit(key, fit, x, labels)
+    found = fit.on(x, labels).evaluate()
     assert found.elbo.value > float(fit.objective) - 5 * found.elbo.se
     assert found.elbo.value < float(fit.objective) + 5.0
 
 
-def test_the_bridge_refuses_other_fits(key):
-    x, y = correlated_data()
-    with pytest.raises(TypeError, match="LinearFit or LogisticFit"):
-        nt.sparse_as_tempered_fit(key, "fit", x, y)
-    fields = dict.fromkeys(nt.sparse.LinearFit._fields)
-    fit = nt.sparse.LinearFit(**fields | {"noise_posterior": (2.0, 2.0)})
-    with pytest.raises(
-        ValueError, match=r"noise of this LinearFit has a prior.*with an estimated one"
-    ):
-        nt.sparse_as_tempered_fit(key, fit, x, y)
-
-
 @pytest.mark.full
-def test_the_bridge_refuses_a_noise_that_has_a_prior(key):
+def test_a_noise_with_a_prior_is_a_latent(key):
     x, y = correlated_data()
     fit = nt.sparse.fit_linear(
         key, x, y, inclusion_prob=0.25, slab_scale=1.0, noise_prior=(2.0, 2.0)
     )
-    with pytest.raises(
-        ValueError, match=r"noise of this LinearFit has a prior.*with an estimated one"
-    ):
-        nt.sparse_as_tempered_fit(key, fit, x, y)
+    found = fit.on(x, y)
+    assert set(found.target.latents) == {"coef", "noise_precision", "intercept"} & set(
+        fit.mean
+    )
+    evaluated = found.evaluate(2000).elbo
+    assert evaluated.value == pytest.approx(found.elbo.value, abs=5 * evaluated.se)
+    assert evaluated.kl == pytest.approx(found.elbo.kl, abs=5 * evaluated.se)
+
+
+def test_a_regression_at_other_data_is_refused(key):
+    x, y = correlated_data()
+    fit = nt.sparse.fit_linear(
+        key, x, y, inclusion_prob=0.25, slab_scale=1.0, noise_scale=1.0
+    )
+    with pytest.raises(ValueError, match=r"followed by the data.*x and y: got 1"):
+        fit.on(x)
+    with pytest.raises(ValueError, match=r"that of the fit.*give the x and y"):
+        fit.on(x, y + 3.0)
+    with pytest.raises(ValueError, match=r"x must have shape \(n, "):
+        fit.on(x[:, 1:], y)
 
 
 # Other drivers

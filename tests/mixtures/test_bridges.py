@@ -323,11 +323,9 @@ def test_a_model_draws_complete_data_of_its_components(x64):
             r"shape \(2,\); expected \(3,\)",
         ),
         (
-            lambda: nt.mixtures.as_tempered_fit(
-                jax.random.key(0), fit_of("poisson"), [[1, 1]]
-            ),
-            ValueError,
-            "has no E1",
+            lambda: nt.compare({"no draws": fit_of("poisson")}),
+            TypeError,
+            "no ELBO.*num_samples >= 2",
         ),
     ],
 )
@@ -391,7 +389,7 @@ def test_polish_changes_nothing_where_components_are_apart():
 
 def test_a_mixture_is_compared_with_other_fits():
     x, fit, polished = polished_overlap()
-    plain = nt.mixtures.as_tempered_fit(jax.random.key(2), fit, x)
+    plain = fit.on(x, rng_key=jax.random.key(2))
     assert plain.elbo.value == fit.bound.value
     assert 0.5 * plain.elbo.expected_log_lik - plain.elbo.kl == pytest.approx(
         plain.elbo.value, abs=1e-4

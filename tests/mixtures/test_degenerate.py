@@ -12,7 +12,6 @@ from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.components.scaling import scaled_to
 from numpyro_tempered.mixtures.fit import fit
-from numpyro_tempered.mixtures.result import as_tempered_fit
 from numpyro_tempered.mixtures.starts import (
     given_responsibilities,
     random_responsibilities,
@@ -249,4 +248,4 @@ def test_a_bridge_warns_where_it_loses_digits_of_the_fit():
         jax.random.key(0), x, component, num_components=1, num_restarts=1, num_samples=2
     )
     with pytest.warns(UserWarning, match="column 0 of the data is so far from 0"):
-        as_tempered_fit(jax.random.key(0), fitted, x)
+        fitted.on(x)

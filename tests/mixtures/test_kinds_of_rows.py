@@ -82,9 +82,7 @@ VERBS = {
         fits["mixture"], x
     ),
     "mixtures.predict": lambda x, fits: mixtures.predict(fits["mixture"], x),
-    "mixtures.as_tempered_fit": lambda x, fits: mixtures.as_tempered_fit(
-        KEY, fits["mixture"], x
-    ).observed["x"],
+    "mixtures.on": lambda x, fits: fits["mixture"].on(x).observed["x"],
     "mixtures.shard_rows": lambda x, fits: mixtures.shard_rows(x, mesh())[0],
     "components.scaled_to": lambda x, fits: nt.components.scaled_to(x)["loc"],
     "mixtures.to_inference_data": lambda x, fits: log_likelihood(fits["mixture"], x),
@@ -117,7 +115,7 @@ READ_ALIKE = {
     "mixtures.fit_chunks",
     "mixtures.fit",
     "mixtures.em",
-    "mixtures.as_tempered_fit",
+    "mixtures.on",
     "ppca.select_num_factors",
     "ppca.log_density",
 }
@@ -171,7 +169,7 @@ def test_whole_numbers_beyond_32_bits_keep_their_digits():
     )
     np.testing.assert_allclose(predicted, near, atol=1e-4)
     near_fit, far_fit = (ppca.fit(KEY, x, num_factors=1) for x in (FLOATS, far))
-    np.testing.assert_allclose(far_fit.mean - FAR, near_fit.mean, atol=0.01)
+    np.testing.assert_allclose(far_fit.location - FAR, near_fit.location, atol=0.01)
     np.testing.assert_allclose(
         ppca.transform(far_fit, far).loc,
         ppca.transform(near_fit, FLOATS).loc,
@@ -181,7 +179,7 @@ def test_whole_numbers_beyond_32_bits_keep_their_digits():
         UserWarning,
         match=r"column 0 of the data is so far from 0 that float32.*let jax have",
     ):
-        far_fit.as_run(far, rng_key=KEY, num_samples=2)
+        far_fit.on(far)
     with pytest.raises(
         ValueError,
         match=r"^x holds.*single precision counts in steps of 256.*enable double precision",
@@ -203,7 +201,7 @@ def test_columns_far_from_0_predict_as_those_near_0(fit, predict):
     np.testing.assert_allclose(
         predict(far_fit, far), predict(fit(FLOATS), FLOATS), rtol=1e-4, atol=1e-5
     )
-    run = far_fit.as_run(far, TARGET, rng_key=KEY, num_samples=2)
+    run = far_fit.on(far, TARGET)
     np.testing.assert_allclose(run.args[0], FLOATS - FLOATS.mean(axis=0), atol=0.01)
 
 
@@ -227,9 +225,9 @@ WEIGHTED = {
         .init(KEY, FLOATS, weight)
         .counts
     ),
-    "as_tempered_fit": lambda weight, fits: mixtures.as_tempered_fit(
-        KEY, fits["mixture"], FLOATS, sample_weight=weight
-    ).observed["x"],
+    "on": lambda weight, fits: (
+        fits["mixture"].on(FLOATS, sample_weight=weight).observed["x"]
+    ),
 }
 
 

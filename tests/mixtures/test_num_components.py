@@ -266,10 +266,7 @@ def test_the_alphas_of_a_path_differ(x, alphas):
 
 @pytest.mark.full
 def test_mixtures_compare_with_other_models(choice, x):
-    fits = {
-        k: nt.mixtures.as_tempered_fit(jax.random.key(k), choice.fits[k], x)
-        for k in (2, 3)
-    }
+    fits = {k: choice.fits[k].on(x, rng_key=jax.random.key(k)) for k in (2, 3)}
     data = nt.compare(fits, log_prior=nt.dyadic, num_samples=20)
     assert data.attrs["selected"] == 3
     table, own = nt.table(data), nt.table(choice)

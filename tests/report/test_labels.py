@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
 from numpyro_tempered.core.labels import axis_labels, column_labels
+from numpyro_tempered.core.result import Description
 
 KEY = jax.random.key(0)
 COLUMNS = ["age", "dose", "weight"]
@@ -81,7 +82,8 @@ def test_a_stream_keeps_them():
     online = nt.OnlineVI(regression, nt.guides.AutoOnlineDiagonalNormal)
     state, _ = online.update(online.init(KEY, *named()), *named())
     assert (
-        labels_of(nt.to_inference_data(online, state, *named()), "covariate") == COLUMNS
+        labels_of(nt.to_inference_data(online.posterior(state), *named()), "covariate")
+        == COLUMNS
     )
 
 
@@ -110,16 +112,20 @@ class Moments(NamedTuple):
 
     mean: np.ndarray
 
-    def as_run(self, *data, num_samples=1000, rng_key=None):
-        samples = {
-            "mean": np.tile(self.mean, (1, num_samples, 1)),
-            "covariance": np.ones((1, num_samples, 2, 2)),
+    target = None
+
+    def on(self, *data, rng_key=None):
+        return self
+
+    def sample_posterior(self, rng_key, sample_shape=()):
+        return {
+            "mean": np.tile(self.mean, (*sample_shape, 1)),
+            "covariance": np.ones((*sample_shape, 2, 2)),
         }
-        return nt.Run(
-            None,
-            samples,
-            dims={"mean": ["feature"], "covariance": ["feature", "other_feature"]},
-        )
+
+    def describe(self):
+        dims = {"mean": ["feature"], "covariance": ["feature", "other_feature"]}
+        return Description(dims=dims)
 
 
 OWN = {

@@ -201,7 +201,7 @@ def test_every_algorithm_has_the_same_posterior_group(kind):
     elif kind == "online":
         online = nt.OnlineVI(schools, nt.guides.AutoOnlineDiagonalNormal)
         state, _ = online.update(online.init(KEY, SIGMA, Y), SIGMA, Y)
-        data = nt.to_inference_data(online, state, SIGMA, Y, num_samples=5)
+        data = nt.to_inference_data(online.posterior(state), SIGMA, Y, num_samples=5)
     else:
         mcmc = MCMC(NUTS(schools), num_warmup=5, num_samples=5, progress_bar=False)
         mcmc.run(KEY, SIGMA, Y)

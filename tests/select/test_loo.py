@@ -390,7 +390,7 @@ def put(value):
             lambda: posterior_draws(ALPHA),
             {},
             TypeError,
-            r"takes ArviZ data, got dict.*pass it through",
+            r"draws are followed by their tempered model",
         ),
         (
             lambda: nt.to_inference_data({"theta": np.arange(24.0)}, model, Y),

@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from numpyro_tempered import sparse
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
-from numpyro_tempered.sparse.base import LinearFit, NoisePosterior
+from numpyro_tempered.sparse.base import NoisePosterior, RegressionFit
 from numpyro_tempered.sparse.logistic import log_two_cosh_half, quadratic_weight
 
 ALPHAS = (0.25, 0.5, 1.0)
@@ -390,13 +390,13 @@ def made_up(context):
             np.array([0.1, -1.0, 0.6, 1.5, -0.3]),
             np.array([0.9, 0.2, 0.3, 0.25, 0.4]),
         )
-        found = LinearFit(
+        found = RegressionFit(
             q,
             MeanField(np.array(0.7), np.array(0.2)),
             x.mean(axis=0),
             np.array(0.8),
             NoisePosterior(np.array(11.0), np.array(7.0)),
-            *[None] * (len(LinearFit._fields) - 5),
+            *[None] * (len(RegressionFit._fields) - 5),
         )
         return x, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), found)
 
@@ -496,10 +496,10 @@ def test_probabilities_against_quadrature(logistic):
 
 def test_predictions_refuse_the_other_kind_and_other_columns(made_up, logistic):
     with pytest.raises(
-        TypeError, match=r"^predict takes a LinearFit,.*use predict_proba.*for classes"
+        TypeError, match=r"^predict takes a linear.*use predict_proba.*for classes"
     ):
         sparse.predict(logistic[1], logistic[0])
-    with pytest.raises(TypeError, match="got a LinearFit: use predict"):
+    with pytest.raises(TypeError, match="got a linear one: use predict"):
         sparse.predict_proba(KEY, made_up[1], made_up[0])
     with pytest.raises(
         ValueError, match=r"x must have shape \(n, 5\).*of the fit, got"

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.result import Run, check_run_arguments
+from numpyro_tempered.core.result import Description
 from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.gaussian.descent import base
 from numpyro_tempered.gaussian.descent.natural_gradient import natural_gradient
@@ -83,33 +84,32 @@ class Result(NamedTuple):
     trace: Trace
     optima: tuple[float, ...] = ()
 
-    def as_run(
-        self, *data: Array, num_samples: int = 1000, rng_key: Array | None = None
-    ) -> Run:
-        """Draws of q, ``theta``, for :func:`~numpyro_tempered.to_inference_data`.
+    @property
+    def target(self) -> None:
+        """None: the density that was fitted is not held."""
+        return None
 
-        Raises:
-            ValueError: If the key is missing, or data come: the density that was fitted is not held.
-        """
-        key = check_run_arguments(self, data, rng_key)
-        return Run(
-            model=None,
-            samples={"theta": draw(key, self.posterior, num_samples)[None]},
-            groups={
-                "variational": {
-                    f"{name}_trace": column
-                    for name, column in self.trace._asdict().items()
-                }
-            },
-            attrs={
+    def sample_posterior(
+        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, Array]:
+        """Draws of q, ``theta``."""
+        size = int(np.prod(sample_shape, dtype=int))
+        theta = draw(rng_key, self.posterior, size)
+        return {"theta": theta.reshape(*sample_shape, *theta.shape[1:])}
+
+    def describe(self) -> Description:
+        """The evaluations, for :func:`~numpyro_tempered.to_inference_data`."""
+        trace = {f"{name}_trace": v for name, v in self.trace._asdict().items()}
+        return Description(
+            {"variational": trace},
+            {
                 "algorithm": "gaussian_vi",
                 "elbo": float(self.elbo),
                 "converged": int(self.converged),
                 "stationarity": float(self.stationarity),
                 "num_evaluations": int(self.num_evaluations),
             },
-            dims={"theta": ["coordinate"]}
-            | {f"{name}_trace": ["evaluation"] for name in self.trace._fields},
+            {"theta": ["coordinate"]} | {name: ["evaluation"] for name in trace},
         )
 
     @property

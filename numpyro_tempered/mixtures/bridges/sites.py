@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.processes import automatic_mesh, spans_processes
 from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
+from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
 from numpyro_tempered.mixtures.components import base, derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
 from numpyro_tempered.mixtures.components.matrices import (
@@ -91,6 +91,29 @@ def mixture_guide(
         component.draw(lambda name, fn: sample(name, change(name, fn)), posterior)
 
     return guide
+
+
+def rows_of_draw(
+    component: Component,
+    prior: Hyperparameters,
+    concentration: Array,
+    posterior: Hyperparameters,
+) -> Callable[[Array, Params, int], Array]:
+    """From a key, values of the sites and a number to so many rows of the mixture with these values.
+
+    The arguments are those of :func:`mixture_guide`.
+    """
+    sample = _sampler(component, prior, concentration.shape[0])
+
+    def rows(rng_key: Array, values: Params, num_rows: int) -> Array:
+        at = handlers.substitute(data=values)
+        with handlers.block(), handlers.seed(rng_seed=rng_key), at:
+            weights = draw(_sample_site, concentration)
+            parameters = component.draw(sample, posterior)
+        mixture = Mixture(weights, component.distribution(parameters))
+        return mixture.sample(rng_key, (num_rows,))
+
+    return rows
 
 
 class Mixture(dist.MixtureSameFamily):

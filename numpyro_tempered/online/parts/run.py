@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count, check_number, check_record
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.result import Run, check_run_arguments
+from numpyro_tempered.core.result import Description
 from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.core.warn import warn_caller
@@ -50,30 +50,29 @@ class PartitionedRun(NamedTuple):
         """The posterior of all rows."""
         return self.state.posterior
 
-    def as_run(
-        self, *data: Array, num_samples: int = 1000, rng_key: Array | None = None
-    ) -> Run:
-        """Draws of the posterior, ``theta``, for :func:`~numpyro_tempered.to_inference_data`.
+    @property
+    def target(self) -> None:
+        """None: the loss is none that ArviZ knows."""
+        return None
 
-        Raises:
-            ValueError: If the key is missing, or data come: the loss is none that ArviZ knows.
-        """
-        key, q = check_run_arguments(self, data, rng_key), self.posterior
-        return Run(
-            model=None,
-            samples={"theta": family_of(q).sample(key, q, (num_samples,))[None]},
-            groups={"variational": {"elbo_trace": self.elbo, "move_trace": self.move}},
-            attrs={
+    def sample_posterior(
+        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, Array]:
+        """Draws of the posterior, ``theta``."""
+        q = self.posterior
+        return {"theta": family_of(q).sample(rng_key, q, sample_shape)}
+
+    def describe(self) -> Description:
+        """The rounds, for :func:`~numpyro_tempered.to_inference_data`."""
+        return Description(
+            {"variational": {"elbo_trace": self.elbo, "move_trace": self.move}},
+            {
                 "algorithm": "partitioned",
                 "elbo": float(self.elbo[-1]),
                 "converged": int(self.converged),
                 "num_rounds": len(self.move),
             },
-            dims={
-                "theta": ["coordinate"],
-                "elbo_trace": ["round"],
-                "move_trace": ["round"],
-            },
+            {"theta": ["coordinate"], "elbo_trace": ["round"], "move_trace": ["round"]},
         )
 
 

@@ -8,21 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from numpyro import handlers
 from numpyro.infer import MCMC
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.processes import all_finite, to_host
-from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
-from numpyro_tempered.handlers.likelihood import get_trace, latent_sites
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.online_state import OnlineVIState
+from numpyro_tempered.infer.online_posterior import StreamPosterior
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online.base import Losses
-from numpyro_tempered.report.draws import as_run
 from numpyro_tempered.select.alpha.coverage_report import CoverageCheck
 from numpyro_tempered.select.alpha.data_weights import (
     find_data,
@@ -32,7 +29,7 @@ from numpyro_tempered.select.alpha.data_weights import (
 )
 from numpyro_tempered.select.alpha.dependence import Block, Dependence, read_dependence
 from numpyro_tempered.select.alpha.independence import Rows
-from numpyro_tempered.select.alpha.model_data import ModelData
+from numpyro_tempered.select.alpha.model_data import CountsRuns, check_powers
 
 # A pytree of arrays, or None.
 Summary: TypeAlias = Any
@@ -54,7 +51,7 @@ class Draws(NamedTuple):
     flat: Array
 
 
-class Task(ModelData):
+class Task(Target):
     """A model whose data are rows.
 
     On the flat unconstrained scale are the functions that criteria by the curvature at the minimum need; there
@@ -77,9 +74,9 @@ class Task(ModelData):
         groups: ArrayLike | None = None,
         block: Block = None,
     ) -> None:
-        super().__init__(model, rng_key, args, kwargs)
+        super().__init__(CountsRuns(model), args, kwargs, rng_key)
         self.plate = plate
-        self.check()
+        check_powers(self)
         for name, value in self.observed.items():
             if jnp.issubdtype(jnp.result_type(value), jnp.inexact) and not all_finite(
                 value
@@ -97,9 +94,7 @@ class Task(ModelData):
     @property
     def dim_latent(self) -> int:
         """Number of elements of all latents."""
-        return sum(
-            int(np.size(site["value"])) for site in latent_sites(self.trace).values()
-        )
+        return sum(int(np.size(value)) for value in self.values.values())
 
     @property
     def rows(self) -> Rows:
@@ -118,10 +113,7 @@ class Task(ModelData):
 
     def log_lik_of_each(self, values: dict[str, Array]) -> Array:
         """Log-likelihood of each datum, ``(n,)``, at the values of the latents."""
-        trace = get_trace(
-            handlers.substitute(self.seeded, data=values), self.args, self.kwargs
-        )
-        return log_lik_of_each(trace, self.num_data, self.dim)
+        return log_lik_of_each(self.trace_at(values), self.num_data, self.dim)
 
     def flat(self) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
         """A feasible point on the flat unconstrained scale, ``(d,)``, and the way back to values by site there.
@@ -133,10 +125,7 @@ class Task(ModelData):
             raise ValueError(
                 f"latent sites {self.discrete} are discrete: sum them out by nt.marginalize."
             )
-        values = {
-            name: site["value"] for name, site in latent_sites(self.trace).items()
-        }
-        return ravel_pytree(self.unconstrain(values))
+        return ravel_pytree(self.unconstrain(self.values))
 
     def losses(self, unconstrained: dict[str, Array]) -> Array:
         """Negative log-likelihood of each datum, ``(n,)``, at unconstrained values of the latents."""
@@ -168,7 +157,7 @@ class Task(ModelData):
                 jnp.full(self.num_data, jnp.nan),
                 jnp.zeros((len(log_lik), 0)),
             )
-        flat = jax.vmap(lambda draw: ravel_pytree(self.unconstrain(draw))[0])(values)
+        flat = jax.vmap(self.flatten)(values)
         at = self.flat()[1](jnp.mean(flat, axis=0)) if mean is None else mean
         return Draws(values, log_lik, -self.losses(at), flat)
 
@@ -261,7 +250,7 @@ class Criterion(NamedTuple):
     ) = None
 
 
-Fit: TypeAlias = TemperedFit | MCMC | OnlineVIState
+Fit: TypeAlias = TemperedFit | MCMC | StreamPosterior
 
 
 @add_repr
@@ -271,7 +260,7 @@ class AlphaChoice(NamedTuple):
     Attributes:
         alpha: The chosen power.
         fit: The posterior at it: a :class:`~numpyro_tempered.TemperedFit`, a NumPyro ``MCMC`` that has run, or
-            the :class:`~numpyro_tempered.OnlineVIState` at the end of the stream.
+            the posterior at the end of the stream, whose ``state`` goes on.
         data: ArviZ data of that posterior, with the groups ``alpha_selection`` along the grid and
             ``calibrated_powers`` by parameter.
         advice: A sentence: the choice, its aim, and whether there is a need to temper.
@@ -284,16 +273,6 @@ class AlphaChoice(NamedTuple):
     data: Any
     advice: str
     coverage: CoverageCheck | None = None
-
-    def as_run(
-        self,
-        *data: Any,
-        num_samples: int = 1000,
-        rng_key: Array | None = None,
-        **kwargs: Any,
-    ) -> Run:
-        """Draws of the fit at the chosen alpha, for :func:`to_inference_data`."""
-        return as_run(self.fit, data, kwargs, num_samples=num_samples, rng_key=rng_key)
 
 
 class Fits(NamedTuple):

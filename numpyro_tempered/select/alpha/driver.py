@@ -16,7 +16,8 @@ from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
-from numpyro_tempered.infer.svi import NUM_STEPS, TemperedFit
+from numpyro_tempered.infer.svi import NUM_STEPS
+from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.report.arviz import Coords, Dims
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.alpha.base import (

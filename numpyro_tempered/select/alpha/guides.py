@@ -21,6 +21,7 @@ from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.effects import base_distribution
 from numpyro_tempered.handlers.likelihood import Trace, latent_sites
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.elbo import trace_guide
 from numpyro_tempered.infer.gaussian_many import GaussianSettler, gaussian_settler
@@ -39,7 +40,7 @@ from numpyro_tempered.infer.settle_many import (
 from numpyro_tempered.infer.svi import TemperedFit, finish
 from numpyro_tempered.report.draws import name_of
 from numpyro_tempered.select.alpha.base import Draws, Fits, Query, Summary, Task
-from numpyro_tempered.select.alpha.model_data import Method, ModelData
+from numpyro_tempered.select.alpha.model_data import Method
 
 # A full covariance has so many parameters that averages of stochastic steps take tens of thousands to settle; its
 # natural gradients need the Hessian, which costs as many products as there are latents.
@@ -87,7 +88,7 @@ def check_sizes(sizes: Sizes) -> Sizes:
 
 
 def draw(
-    rng_key: Array, data: ModelData, guide: Guide, params: Params
+    rng_key: Array, data: Target, guide: Guide, params: Params
 ) -> tuple[dict[str, Array], Array]:
     """One draw of the latents from a guide, and its log-density."""
     at = handlers.substitute(handlers.seed(guide, rng_key), data=params)
@@ -96,7 +97,7 @@ def draw(
 
 
 def set_up(
-    rng_keys: tuple[Array, Array], data: ModelData, guide: Guide, noun: str = "alpha"
+    rng_keys: tuple[Array, Array], data: Target, guide: Guide, noun: str = "alpha"
 ) -> None:
     """Set a guide up outside of jit, where it may keep its Python state.
 
@@ -111,15 +112,15 @@ def set_up(
         raise ValueError(
             f"AutoSpikeAndSlab has a schedule of its own: fit it {noun} by {noun} by fit_svi."
         )
-    before = data.runs
+    before = data.model.runs
     first_call(lambda: run(rng_keys[0]), guide)
-    if isinstance(guide, AutoGuide) and data.runs == before:
+    if isinstance(guide, AutoGuide) and data.model.runs == before:
         raise ValueError(
             "method builds its guide on another model than the tempered one that it gets."
         )
-    before = data.runs
+    before = data.model.runs
     one, two = (run(key) for key in rng_keys)
-    if data.runs > before:
+    if data.model.runs > before:
         raise ValueError(
             f"{name_of(guide)} runs the model it was built on, which has one {noun}: fit it {noun} by {noun} by "
             "fit_svi, or take AutoNormal."
@@ -139,7 +140,7 @@ def set_up(
 
 def build_settler(
     rng_key: Array,
-    data: ModelData,
+    data: Target,
     guide: Guide,
     model_of: ModelOf,
     inputs: tuple,
@@ -312,7 +313,7 @@ def fit_all(
     each = jax.device_get(compile_once(log_lik, key, whole.params)(key, whole.params))
 
     def fit_at(k: int) -> tuple[TemperedFit, tuple, dict]:
-        tempered = temper(task.original, alpha=float(alphas[k]))
+        tempered = temper(task.model.fn, alpha=float(alphas[k]))
         instance = recipe.method(tempered)
         elbo_key, later_key, setup_key = jax.random.split(
             jax.random.fold_in(fit_key, k), 3

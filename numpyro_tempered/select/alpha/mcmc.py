@@ -12,10 +12,11 @@ from numpyro.infer.util import initialize_model
 from numpyro_tempered.core.progress import progress_within
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.report.draws import name_of
 from numpyro_tempered.select.alpha.base import Fits, Query, Task
-from numpyro_tempered.select.alpha.model_data import Method, ModelData
+from numpyro_tempered.select.alpha.model_data import Method
 from numpyro_tempered.select.evidence import check_finite, largest_r_hat
 
 # Chains with a larger split R-hat have not mixed.
@@ -54,7 +55,7 @@ class ChainSampler(NamedTuple):
         options: Of ``MCMC``.
     """
 
-    data: ModelData
+    data: Target
     factory: Method
     options: MCMCOptions
 
@@ -71,7 +72,7 @@ class ChainSampler(NamedTuple):
             ValueError: If the kernel is built on another model, or leaves latents out.
         """
         mcmc = self.mcmc(model)
-        before = self.data.runs
+        before = self.data.model.runs
         mcmc.run(
             rng_key,
             *self.data.args,
@@ -79,7 +80,7 @@ class ChainSampler(NamedTuple):
             extra_fields=fields,
             **self.data.kwargs,
         )
-        if self.data.runs == before:
+        if self.data.model.runs == before:
             raise ValueError(
                 "method builds its kernel on another model than the tempered one that it gets."
             )
@@ -96,7 +97,7 @@ class ChainSampler(NamedTuple):
         )
 
 
-def divergence_fields(kernel: MCMCKernel, data: ModelData) -> tuple[str, ...]:
+def divergence_fields(kernel: MCMCKernel, data: Target) -> tuple[str, ...]:
     """The extra fields that a kernel has of the path: ``diverging`` under HMC and NUTS.
 
     Raises:
@@ -227,7 +228,7 @@ def sample_all(
 
     def fit_at(k: int) -> tuple[MCMC, tuple, dict]:
         # An object as the user would make it, which to_inference_data and ArviZ read.
-        mcmc = sampler.mcmc(temper(task.original, alpha=float(alphas[k])))
+        mcmc = sampler.mcmc(temper(task.model.fn, alpha=float(alphas[k])))
         mcmc.run(
             jax.random.fold_in(fit_key, k),
             *task.args,

@@ -1,21 +1,18 @@
-"""A model with its data, for posteriors at many powers of the likelihood."""
+"""Models and methods of posteriors at many powers of the likelihood."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
-from numpyro.infer.initialization import init_to_feasible
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.infer.util import unconstrain_fn
 
 from numpyro_tempered.core.checks import check_numbers
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
+from numpyro_tempered.core.typing import ArrayLike, Guide, Model
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, base_distribution
+from numpyro_tempered.handlers.effects import LOCAL, base_distribution
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.report.arviz import Dims
 
@@ -23,124 +20,55 @@ from numpyro_tempered.report.arviz import Dims
 Method: TypeAlias = Callable[[Model], Any]
 
 
-class ModelData:
-    """A model with its data and a key.
+class CountsRuns:
+    """A model that counts its runs: a guide or kernel that is built on another is noticed."""
 
-    ``model`` counts its runs, so that a guide or kernel that is built on another model is noticed.
-    """
+    def __init__(self, fn: Model) -> None:
+        self.fn, self.runs = fn, 0
 
-    def __init__(self, model: Model, rng_key: Array, args: tuple, kwargs: dict) -> None:
-        self.runs = 0
-        self.original = model
-        self.args, self.kwargs = args, kwargs
-        self.rng_key = rng_key
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run the model."""
+        self.runs += 1
+        return self.fn(*args, **kwargs)
 
-        def counted(*args: object, **kwargs: object) -> object:
-            self.runs += 1
-            return model(*args, **kwargs)
 
-        self.model = counted
-        try:
-            self.trace, sampled = likelihood.get_trace(self.seeded, args, kwargs), True
-        except NotImplementedError:
-            feasible = handlers.substitute(self.seeded, substitute_fn=init_to_feasible)
-            self.trace, sampled = likelihood.get_trace(feasible, args, kwargs), False
-        latents = likelihood.latent_sites(self.trace)
-        # Scaled or masked priors, and those with terms of their own, are not what their sites sample.
-        terms = any(site.get(PRIOR_FACTOR) for site in self.trace.values())
-        plain = all(
-            site["scale"] is None and not likelihood.is_masked(site["fn"])
-            for site in latents.values()
+def check_powers(data: Target, dims: Dims | None = None) -> None:
+    """Raise for a model whose posterior does not exist at every power."""
+    if not likelihood.likelihood_sites(data.trace):
+        raise ValueError(
+            "the model has no observed site: pass the data that it conditions on."
         )
-        self.prior_is_exact = sampled and plain and not terms
-        self.latents = list(latents)
-        self.observed = likelihood.observed_values(self.trace)
-
-    @property
-    def discrete(self) -> list[str]:
-        """Names of the discrete latents."""
-        return [
-            name
-            for name, site in likelihood.latent_sites(self.trace).items()
-            if site["fn"].support.is_discrete
-        ]
-
-    def check(self, dims: Dims | None = None) -> None:
-        """Raise for a model whose posterior does not exist at every power."""
-        if not likelihood.likelihood_sites(self.trace):
-            raise ValueError(
-                "the model has no observed site: pass the data that it conditions on."
-            )
-        if not self.latents:
-            raise ValueError(
-                "the model has no latent site, so there is no posterior to follow."
-            )
-        params = [name for name, site in self.trace.items() if site["type"] == "param"]
-        if params:
-            raise ValueError(
-                f"the model has params {params}, which would differ by alpha: give them a prior."
-            )
-        if likelihood.subsamples(self.trace):
-            raise ValueError(
-                "a plate of the model subsamples: each alpha needs the log-likelihood of all data."
-            )
-        for name, site in likelihood.latent_sites(self.trace).items():
-            if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
-                raise ValueError(
-                    f"the prior of {name!r} is improper, and alpha = 0 has no posterior: change it."
-                )
-            if LOCAL in site:
-                raise ValueError(
-                    f"temper scales {name!r} by its local_plates, but the likelihood here is conditional on all "
-                    "latents: pass the model without local_plates."
-                )
-            if name in ("alpha", "chain", "draw"):
-                raise ValueError(
-                    f"latent site {name!r} has the name of a dimension of the result: rename it."
-                )
-        unknown = sorted(set(dims or {}) - {*self.latents, *self.observed})
-        if unknown:
-            raise ValueError(
-                f"dims names {unknown}, which are not among the sites {self.latents}."
-            )
-
-    @property
-    def seeded(self) -> Model:
-        """The model with the key of this object."""
-        return handlers.seed(self.model, self.rng_key)
-
-    def log_lik(self, values: dict[str, Array]) -> Array:
-        """Log-likelihood of all data at the values of the latents, as the model weighs it."""
-        return _total(
-            likelihood.get_trace(
-                handlers.substitute(self.seeded, data=values), self.args, self.kwargs
-            )
+    if not data.latents:
+        raise ValueError(
+            "the model has no latent site, so there is no posterior to follow."
         )
-
-    def draw_prior(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        """Latents from the prior, and their log-likelihood."""
-        trace = likelihood.get_trace(
-            handlers.seed(self.model, rng_key), self.args, self.kwargs
+    params = [name for name, site in data.trace.items() if site["type"] == "param"]
+    if params:
+        raise ValueError(
+            f"the model has params {params}, which would differ by alpha: give them a prior."
         )
-        return {name: trace[name]["value"] for name in self.latents}, _total(trace)
-
-    def unconstrain(self, values: dict[str, Array]) -> dict[str, Array]:
-        """The values on the unconstrained scale."""
-        return unconstrain_fn(self.seeded, self.args, self.kwargs, values)
-
-
-def _total(trace: likelihood.Trace) -> Array:
-    """The log-likelihood of a trace, powers and scales included."""
-    terms = []
-    for site in likelihood.likelihood_sites(trace).values():
-        power = jnp.asarray(likelihood.weight(site))
-        # A power of 0 leaves a likelihood of 0 out.
-        terms.append(
-            jnp.sum(
-                jnp.where(power > 0, power * likelihood.untempered_log_prob(site), 0.0)
+    if likelihood.subsamples(data.trace):
+        raise ValueError(
+            "a plate of the model subsamples: each alpha needs the log-likelihood of all data."
+        )
+    for name, site in data.latents.items():
+        if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
+            raise ValueError(
+                f"the prior of {name!r} is improper, and alpha = 0 has no posterior: change it."
             )
+        if LOCAL in site:
+            raise ValueError(
+                f"temper scales {name!r} by its local_plates, but the likelihood here is conditional on all "
+                "latents: pass the model without local_plates."
+            )
+        if name in ("alpha", "chain", "draw"):
+            raise ValueError(
+                f"latent site {name!r} has the name of a dimension of the result: rename it."
+            )
+    if unknown := sorted(set(dims or {}) - {*data.latents, *data.observed}):
+        raise ValueError(
+            f"dims names {unknown}, which are not among the sites {list(data.latents)}."
         )
-    return jnp.sum(jnp.stack(terms))
 
 
 def build_method(

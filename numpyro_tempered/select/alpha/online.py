@@ -14,7 +14,7 @@ from numpyro_tempered.handlers.likelihood import get_trace
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
-from numpyro_tempered.infer.online_state import OnlineVIState
+from numpyro_tempered.infer.online_posterior import StreamPosterior
 from numpyro_tempered.online import drivers, stream
 from numpyro_tempered.online.base import Losses, OnlineState
 from numpyro_tempered.online.experts.grid import scale_gradients
@@ -63,12 +63,12 @@ class Streams(NamedTuple):
             )
             return -np.asarray(losses(flat), np.float64)[None]
 
-        def fit_at(k: int) -> tuple[OnlineVIState, tuple, dict]:
-            online = self.factory(temper(task.original, alpha=float(self.alphas[k])))
+        def fit_at(k: int) -> tuple[StreamPosterior, tuple, dict]:
+            online = self.factory(temper(task.model.fn, alpha=float(self.alphas[k])))
             args, kwargs = _first_round(task.args, task.kwargs)
             state = online.init(self.rng_key, *args, **kwargs)
             state = state._replace(rule_state=jax.tree.map(lambda leaf: leaf[k], ends))
-            return state, (online, *task.args), task.kwargs
+            return online.posterior(state), task.args, task.kwargs
 
         return Fits(
             [], np.stack([log_lik(k) for k in range(len(self.alphas))]), None, fit_at
@@ -95,7 +95,7 @@ class Streams(NamedTuple):
         first = _first_round(args, kwargs)
         state = online.init(self.rng_key, *first[0], **first[1])
         each = find_data(
-            get_trace(handlers.seed(self.task.original, self.rng_key), *first),
+            get_trace(handlers.seed(self.task.model.fn, self.rng_key), *first),
             self.task.plate,
         )[0]
         if each != 1 or drivers.check_rows([a for a in arrays if a.ndim]) != num_rounds:

@@ -17,6 +17,7 @@ from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.progress import ProgressBar, progress_bars
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers.arguments import check_call
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.svi import NUM_STEPS
@@ -30,7 +31,7 @@ from numpyro_tempered.report.arviz import (
 from numpyro_tempered.report.draws import name_of
 from numpyro_tempered.select.alpha.guides import GuideOptions, check_guide_options
 from numpyro_tempered.select.alpha.mcmc import divergence_fields
-from numpyro_tempered.select.alpha.model_data import Method, ModelData, build_method
+from numpyro_tempered.select.alpha.model_data import CountsRuns, Method, build_method
 from numpyro_tempered.select.check.posteriors import (
     Counts,
     Design,
@@ -189,7 +190,7 @@ def check_calibration(
         check_count(number, name, least)
     args, kwargs = check_call(check_calibration, rng_key, model, method, args, kwargs)
     model_key, data_key, fit_key, tie_key = jax.random.split(rng_key, 4)
-    data = ModelData(model, model_key, args, kwargs)
+    data = Target(CountsRuns(model), args, kwargs, model_key)
     check_model(data)
     algorithm = build_method(method, temper(data.model, float(alpha)), online=True)
     simulations = simulate(data_key, data, num_simulations)
@@ -223,7 +224,7 @@ def check_calibration(
 
 
 def ranked_quantities(
-    data: ModelData, functions: Mapping[str, Callable[[dict[str, Array]], Array]]
+    data: Target, functions: Mapping[str, Callable[[dict[str, Array]], Array]]
 ) -> Callable[[Values, Values], Values]:
     """From latents and data to all that is ranked.
 

@@ -12,15 +12,16 @@ from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.likelihood import plain_arrays
-from numpyro_tempered.infer.svi import TemperedFit
+from numpyro_tempered.handlers.target import Target, check_density
+from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.report.arviz import Coords, Dims, versions
+from numpyro_tempered.report.draws import bind
 from numpyro_tempered.select.check.bars import (
     covariances,
     error_bars,
     wasserstein_bounds,
 )
 from numpyro_tempered.select.check.divergence import divergences
-from numpyro_tempered.select.check.fits import fit_of, has_labels
 from numpyro_tempered.select.check.missed import missed_modes
 from numpyro_tempered.select.check.moments import bound_mean
 from numpyro_tempered.select.check.numbers import number_labels
@@ -42,12 +43,9 @@ from numpyro_tempered.select.check.result import (
 )
 from numpyro_tempered.select.check.target import (
     Draws,
-    Target,
     draws_of_fit,
     draws_of_values,
     require_latents,
-    target_of,
-    target_of_fit,
 )
 
 # Above it no moment of the weights can be told from draws; with few draws earlier.
@@ -89,21 +87,12 @@ def check_fit(
     is called corrected is an estimate, by Pareto-smoothed weights, with its Monte Carlo standard error. Where the
     Pareto k of the weights exceeds .7 there is neither.
 
-    ================================================= ====================================================
-    fit                                               what follows it
-    ================================================= ====================================================
-    ``TemperedFit``, with any guide                   nothing: it holds its data
-    ``OnlineVI``                                      its state, then the data that it has seen
-    ``OnlineVIState``                                 its ``OnlineVI``, then the data
-    ``MixtureFit``, ``ComponentSelection``            ``x``
-    ``AlphaChoice``                                   what its fit takes
-    dictionary of draws ``(S, ...)`` by site          the tempered model, then its arguments; ``log_density=``
-    ================================================= ====================================================
-
     Args:
         rng_key: For the draws.
-        fit: A fit.
-        *data: What follows it.
+        fit: A posterior with a density: a fit of any kind, a selection, ``online.posterior(state)``; or a
+            dictionary of draws ``(S, ...)`` by site, with ``log_density``.
+        *data: The data that it was fitted to, where it does not hold them, as for :func:`to_inference_data`; of
+            draws the tempered model, then its arguments.
         num_draws: Draws of each distribution, at least 100.
         reference: What to draw from where the fit does not cover the posterior: ``"auto"`` for distributions
             that are looked for where they are needed, in at most 200 dimensions; None for nothing; or another fit
@@ -157,6 +146,7 @@ def check_fit(
     own_key, other_key = jax.random.split(rng_key)
     modes_key = jax.random.fold_in(other_key, 1)
     labels = axis_labels((data, kwargs))
+    is_symmetric = False
     if isinstance(fit, Mapping):
         target, draws = _of_values(own_key, fit, data, kwargs, log_density)
         alpha: float | dict[str, float] = likelihood.common_alpha(target.trace)
@@ -165,10 +155,19 @@ def check_fit(
             raise ValueError(
                 "log_density is of plain draws, and this result knows the density of its own."
             )
-        tempered = fit_of(own_key, fit, data, kwargs)
-        labels |= tempered.coords or {}
-        target = target_of_fit(tempered)
-        draws = draws_of_fit(own_key, tempered, target, num_draws)
+        bound = bind(fit, data, kwargs, rng_key=own_key)
+        if not isinstance(bound, TemperedFit):
+            raise TypeError(
+                f"check_fit weighs draws by their density, which a {type(fit).__name__} does not have: pass a "
+                "fit, or draws with log_density=."
+            )
+        labels |= bound.coords or {}
+        target, is_symmetric = (
+            bound.target,
+            getattr(bound.source, "is_symmetric", False),
+        )
+        check_density(target)
+        draws = draws_of_fit(own_key, bound, target, num_draws)
         alpha = likelihood.common_alpha(target.trace)
     labels |= {dim: np.asarray(values) for dim, values in (coords or {}).items()}
     names = number_labels(target.trace, labels, dims or {})
@@ -176,8 +175,8 @@ def check_fit(
     base, covers = _base(other_key, of_fit, target, reference)
     status = _status(base, covers)
     missed = None
-    # Other modes of a mixture are its components in another order.
-    if draws.flat.shape[1] <= MAX_DIM and not has_labels(fit):
+    # Other modes of a mixture are its components in another order, of PCA its factors with other signs.
+    if draws.flat.shape[1] <= MAX_DIM and not is_symmetric:
         missed = missed_modes(
             modes_key, base.draws, base.divergences.log_evidence, target
         )
@@ -254,7 +253,8 @@ def _of_values(
     model, args = data[0], data[1:]
     args, kwargs = plain_arrays((args, kwargs))
     first = {name: value[0] for name, value in arrays.items()}
-    target = target_of(rng_key, model, args, kwargs, first)
+    target = Target(model, args, kwargs, rng_key, first)
+    check_density(target, first)
     return target, draws_of_values(arrays, densities, target)
 
 

@@ -7,10 +7,12 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.programs import compile_once, run_program
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.mode import NEAR
 from numpyro_tempered.infer.modes import (
     Modes,
@@ -19,7 +21,7 @@ from numpyro_tempered.infer.modes import (
     starting_points,
 )
 from numpyro_tempered.select.check.reference import curvatures
-from numpyro_tempered.select.check.target import BATCH, Draws, Target
+from numpyro_tempered.select.check.target import BATCH, Draws
 
 # Points from which modes are looked for, and draws of each that is far from all draws of the fit.
 _NUM_POINTS, _NUM_DRAWS = 24, 512
@@ -70,9 +72,11 @@ def missed_modes(
     points_key, draws_key = jax.random.split(rng_key)
     flat = draws.flat
     start = jnp.asarray(flat.mean(axis=0))
-    draw = prior_draw(
-        target.model, target.args, target.kwargs, target.flatten_unconstrained
-    )
+
+    def flatten(values: Params) -> Array:
+        return ravel_pytree({name: values[name] for name in target.coordinates})[0]
+
+    draw = prior_draw(target.model, target.args, target.kwargs, flatten)
     points = starting_points(points_key, draw, start, _NUM_POINTS)
     # One program for all: in a first check compilation is most of the time.
     slopes = compile_once(jax.value_and_grad(target.potential), start)
@@ -97,7 +101,7 @@ def missed_modes(
         return None
     heaviest = jnp.asarray(modes.loc[far[int(np.argmax(log_masses))]])
     values = target.constrain(heaviest)
-    numbers = np.concatenate([np.ravel(values[name]) for name in target.names])
+    numbers = np.concatenate([np.ravel(values[name]) for name in target.coordinates])
     num_modes = int(
         np.sum(np.exp(log_masses - np.logaddexp(total, log_evidence)) >= LEAST_SHARE)
     )

@@ -5,37 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.infer.location_scale import LocationScale
+from numpyro_tempered.infer.moments import Moments, of_draws
 from numpyro_tempered.select.check.psis import smooth
 
 # Pareto k of weighted squares: above them these have no variance, and no mean that draws could tell.
 UNCERTAIN, HEAVY = 0.5, 0.7
-
-
-class Moments(NamedTuple):
-    """Moments of k numbers f under a distribution.
-
-    Attributes:
-        mean: Shape ``(k,)``.
-        variance: Shape ``(k,)``.
-        spread: Variance of (f - mean)², shape ``(k,)``.
-        exact: Which are no averages over draws, shape ``(k,)``.
-        coordinate: The unconstrained coordinate that each number is itself; -1 of others.
-        tame: Which are coordinates themselves, or bounded: of others, as of exponentials, squares of Gaussian
-            draws have tails that no number of draws sees, and under Student's t there are no moments.
-    """
-
-    mean: np.ndarray
-    variance: np.ndarray
-    spread: np.ndarray
-    exact: np.ndarray
-    coordinate: np.ndarray
-    tame: np.ndarray
-
-    @property
-    def sd(self) -> np.ndarray:
-        """Standard deviations."""
-        return np.sqrt(self.variance)
 
 
 class Corrected(NamedTuple):
@@ -45,20 +20,6 @@ class Corrected(NamedTuple):
     mean_se: np.ndarray
     sd: np.ndarray
     sd_se: np.ndarray
-
-
-def of_draws(values: np.ndarray) -> Moments:
-    """Moments of draws ``(S, k)``."""
-    centred, size = np.square(values - values.mean(axis=0)), values.shape[1]
-    of_none = np.zeros(size, bool)
-    return Moments(
-        values.mean(axis=0),
-        centred.mean(axis=0),
-        centred.var(axis=0),
-        of_none,
-        np.full(size, -1),
-        of_none,
-    )
 
 
 def corrected(values: np.ndarray, weights: np.ndarray, r: Moments) -> Corrected:

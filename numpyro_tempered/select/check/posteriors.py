@@ -10,11 +10,12 @@ import numpy as np
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.settle_many import DATA_SETS
 from numpyro_tempered.select.alpha.data_sets import fit_data_sets, pick, width_of
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, draw
 from numpyro_tempered.select.alpha.mcmc import LARGEST_R_HAT, ChainSampler, MCMCOptions
-from numpyro_tempered.select.alpha.model_data import Method, ModelData
+from numpyro_tempered.select.alpha.model_data import Method
 from numpyro_tempered.select.check.simulate import (
     BATCH,
     Simulations,
@@ -65,7 +66,7 @@ class Design(NamedTuple):
         num_draws: Draws from each posterior.
     """
 
-    data: ModelData
+    data: Target
     alpha: float
     quantities: Quantities
     num_draws: int

@@ -11,12 +11,13 @@ import numpyro.distributions as dist
 from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, dense
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.guides.heavy_tails import MultivariateStudentT
 from numpyro_tempered.infer.guides.student_t import DF
+from numpyro_tempered.infer.location_scale import LocationScale
+from numpyro_tempered.infer.moments import forget_untamed
 from numpyro_tempered.select.check.divergence import Divergences, divergences
-from numpyro_tempered.select.check.location_scale import LocationScale
-from numpyro_tempered.select.check.quadrature import forget_untamed
-from numpyro_tempered.select.check.target import Draws, Target, draws_of_distribution
+from numpyro_tempered.select.check.target import Draws, draws_of_distribution
 
 # The most latent numbers: a Hessian and a covariance of as many rows.
 MAX_DIM = 200

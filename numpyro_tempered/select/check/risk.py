@@ -14,15 +14,12 @@ from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import PRIOR_FACTOR, base_distribution
+from numpyro_tempered.handlers.target import Target, check_density
 from numpyro_tempered.infer.elbo import gaussian_of_laplace
 from numpyro_tempered.infer.guides.prior import unindexed
-from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
-from numpyro_tempered.select.check.target import (
-    BATCH,
-    Target,
-    law_of_guide,
-    target_of_fit,
-)
+from numpyro_tempered.infer.tempered_fit import TemperedFit
+from numpyro_tempered.report.draws import bind
+from numpyro_tempered.select.check.target import BATCH, law_of_guide
 from numpyro_tempered.theory.bounds import RiskCertificate, pac_bayes
 
 Loss = Callable[..., Array]
@@ -38,7 +35,7 @@ _UNTRACEABLE = (
 @key_first
 def certify_risk(
     rng_key: Array,
-    fit: TemperedFit,
+    fit: object,
     loss: Loss | str,
     *,
     lower: float = 0.0,
@@ -50,6 +47,7 @@ def certify_risk(
     inverse_temperature: ArrayLike | None = None,
     grid_size: int = 1,
     log_prior: float = 0.0,
+    prior_is_fixed: bool = False,
 ) -> RiskCertificate:
     r"""An upper bound on the risk of a fit on new rows, for a bounded loss, from the data that it was fitted to.
 
@@ -60,7 +58,8 @@ def certify_risk(
 
     Args:
         rng_key: For the draws. One key: the smallest of several certificates is none.
-        fit: Of :func:`fit_svi` or :func:`fit_gaussian`.
+        fit: A posterior with a density that holds its data: of :func:`fit_svi` or :func:`fit_gaussian`, or
+            ``fit.on(x)`` of a mixture, ``fit.on(x, y)`` of a regression, ``online.posterior(state).on(x, y)``.
         loss: A function of the latents of one draw, by site, and of the model's arguments, to the losses of the n
             rows, shape ``(n,)``, each in [lower, upper]; in functions that jax can trace. Or the name of an
             observed site with finitely many values, for its 0-1 loss: whether the value is another than the most
@@ -74,6 +73,8 @@ def certify_risk(
         inverse_temperature: Likewise.
         grid_size: Number of fits, such as those of a grid of alphas, of which the data chose this one.
         log_prior: If the data chose among priors, the logarithm of the weight of this one, fixed before.
+        prior_is_fixed: Of a mixture or PCA, whether its prior was fixed before the data came, as it is not by
+            default and by ``components.scaled_to``.
 
     Returns:
         A :class:`~numpyro_tempered.bounds.RiskCertificate`.
@@ -105,27 +106,36 @@ def certify_risk(
         raise ValueError(
             "certify_risk looks at numbers, and runs outside of jit, vmap and grad."
         )
-    if not isinstance(fit, TemperedFit):
+    bound = bind(fit, rng_key=rng_key)
+    if not isinstance(bound, TemperedFit):
         raise TypeError(
-            f"certify_risk takes a TemperedFit of fit_svi or fit_gaussian, got {type(fit).__name__}. Of other "
-            "posteriors average the loss over draws, and call nt.bounds.pac_bayes with num_draws= and their KL."
+            f"certify_risk takes a posterior with a density, got {type(fit).__name__}. Of others average the "
+            "loss over draws, and call nt.bounds.pac_bayes with num_draws= and their KL."
+        )
+    if getattr(bound.source, "is_symmetric", False) and not prior_is_fixed:
+        raise ValueError(
+            f"the prior of a {type(bound.source).__name__} is of its data by default, and the theorem needs one "
+            "that was fixed before: pass prior_is_fixed=True if it was."
         )
     check_count(num_draws, "num_draws", 2)
     check_number(lower, "lower")
     check_number(upper, "upper", f"({lower}, inf)")
-    target = target_of_fit(fit)
-    check_prior(target, fit)
+    bound = bound if bound.elbo is not None else bound.evaluate()
+    target = bound.target
+    check_density(target)
+    check_prior(target, bound)
     function = zero_one(target, loss) if isinstance(loss, str) else loss
-    draws = sample_posterior(fit, rng_key, num_draws)
+    draws = bound.sample_posterior(rng_key, (num_draws,))
     risk, num_data = _average(function, draws, target, (lower, upper))
     check_rows(target, num_data)
     check_masks(target, num_data)
-    kl = gaussian_kl(target, fit)
+    kl, is_known = gaussian_kl(target, bound), True
+    if kl is None:
+        # An average over draws may fall below.
+        kl, is_known = max(bound.elbo.kl, 0.0), bound.elbo.se == 0.0
     return pac_bayes(
         risk,
-        max(fit.elbo.kl, 0.0)
-        if kl is None
-        else kl,  # an average over draws may fall below
+        kl,
         num_data,
         lower=lower,
         upper=upper,
@@ -136,7 +146,7 @@ def certify_risk(
         delta_draws=delta_draws,
         grid_size=grid_size,
         log_prior=log_prior,
-        estimate=kl is None,
+        estimate=not is_known,
     )
 
 
@@ -221,7 +231,7 @@ def prior_on_data(target: Target) -> list[str]:
     sizes = {np.shape(site["value"])[0] for site in observed if np.ndim(site["value"])}
     leaves, structure = jax.tree.flatten((target.args, target.kwargs))
     places = [i for i, leaf in enumerate(leaves) if sizes.intersection(np.shape(leaf))]
-    values = {name: site["value"] for name, site in target.latents.items()}
+    values = target.values
 
     def parameters(rows: list[Array]) -> dict[str, tuple[Array, ...]]:
         filled = list(leaves)
@@ -266,17 +276,17 @@ def _same_values(one: tuple[Array, ...], other: tuple[Array, ...]) -> bool:
 def gaussian_kl(target: Target, fit: TemperedFit) -> float | None:
     """KL(q, prior) of a Gaussian guide and Normal priors with fixed parameters; None of others."""
     guide, params = gaussian_of_laplace(
-        fit.guide, fit.model, fit.params, fit.rng_key, fit.args, fit.kwargs
+        fit.guide, fit.model, fit.params, fit.key, fit.args, fit.kwargs
     )
     q = law_of_guide(guide, params)
-    values = {name: site["value"] for name, site in target.latents.items()}
+    values = target.values
     depends = which_depend(
         lambda latents: _parameters(target, latents, target.args, target.kwargs), values
     )
     if q is None or q.is_heavy or any(any(flags) for flags in depends.values()):
         return None
     means, precisions, log_dets = [], [], 0.0
-    for site in target.latents.values():
+    for site in target.coordinates.values():
         fn, shape = unindexed(site["fn"]), np.shape(site["value"])
         if type(fn) is dist.Normal:
             loc, scale = (

@@ -31,8 +31,8 @@ from numpyro_tempered.handlers.likelihood import (
     weight,
 )
 from numpyro_tempered.handlers.robust import BetaLikelihood
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.select.alpha.model_data import ModelData
 
 # Simulations that are drawn at a time.
 BATCH = 64
@@ -75,7 +75,7 @@ def _with_shape_of_data(site: Site) -> dist.Distribution:
     return fn if batch == fn.batch_shape else fn.expand(batch)
 
 
-def check_model(data: ModelData) -> None:
+def check_model(data: Target) -> None:
     """Refuse a model that cannot simulate its parameters or its data.
 
     Raises:
@@ -180,13 +180,13 @@ def with_data(model: Model, values: dict[str, Array]) -> Model:
 
 
 def tempered_with_data(
-    data: ModelData, values: dict[str, Array], alpha: ArrayLike
+    data: Target, values: dict[str, Array], alpha: ArrayLike
 ) -> temper:
     """The tempered model with simulated data."""
     return temper(with_data(data.model, values), alpha)
 
 
-def simulate(rng_key: Array, data: ModelData, num_simulations: int) -> Simulations:
+def simulate(rng_key: Array, data: Target, num_simulations: int) -> Simulations:
     """Draw parameters from the prior and data at them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A tempered posterior on its flat unconstrained scale, and draws with their importance ratios."""
+"""Draws of distributions with their importance ratios to a tempered posterior."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,71 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
-from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
-from numpyro.infer.util import (
-    constrain_fn,
-    log_density,
-    potential_energy,
-    unconstrain_fn,
-)
 
 from numpyro_tempered.core.batching import compiled_map, map_batches
 from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.core.typing import Array, Params
 from numpyro_tempered.gaussian.families.gaussian_mixture import (
     GaussianMixture,
     triangular,
 )
-from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, Trace
-from numpyro_tempered.handlers.likelihood import Site
 from numpyro_tempered.handlers.numpyro_private import unpacker
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.antithetic import OrderedELBO
-from numpyro_tempered.infer.elbo import (
-    gaussian_of_laplace,
-    has_point_mass,
-    trace_guide,
-    trace_model,
-)
+from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass, trace_guide
 from numpyro_tempered.infer.flat_gaussian import read_normals
 from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
-from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.select.check.location_scale import LocationScale
-from numpyro_tempered.select.check.moments import Moments, of_draws
-from numpyro_tempered.select.check.quadrature import moments_of
+from numpyro_tempered.infer.location_scale import LocationScale
+from numpyro_tempered.infer.moments import Moments, moments_of, of_draws
+from numpyro_tempered.infer.tempered_fit import TemperedFit
 
 BATCH = 64
-
-
-class Target(NamedTuple):
-    """A tempered posterior in flat unconstrained coordinates z, shape ``(d,)``.
-
-    Attributes:
-        names: The latent sites, in the order of the coordinates.
-        latents: These sites, with a value of each.
-        trace: A trace of the model at a draw.
-        model: The tempered model, with its fitted params.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        log_joint: The log of the joint density of values by site, every constant included.
-        potential: Minus that of z, whose density has the volume of the change of coordinates.
-        constrain: From z to values by site.
-        flatten: The way back.
-        flatten_unconstrained: From unconstrained values by site to z.
-    """
-
-    names: tuple[str, ...]
-    latents: dict[str, Site]
-    trace: Trace
-    model: Model
-    args: tuple
-    kwargs: dict
-    log_joint: Callable[[Params], Array]
-    potential: Callable[[Array], Array]
-    constrain: Callable[[Array], Params]
-    flatten: Callable[[Params], Array]
-    flatten_unconstrained: Callable[[Params], Array]
 
 
 class Draws(NamedTuple):
@@ -93,81 +48,6 @@ class Draws(NamedTuple):
     moments: Moments
     law: LocationScale | None
     mixture: GaussianMixture | None = None
-
-
-def target_of_fit(fit: TemperedFit) -> Target:
-    """The tempered posterior of a fit, as :func:`target_of`."""
-    # The fitted params of the model, such as the weights of a network, belong to its likelihood.
-    model = handlers.substitute(fit.model, data=fit.params)
-    sites = trace_guide(fit.rng_key, fit.guide, fit.params, fit.args, fit.kwargs)
-    latents = likelihood.latent_sites(
-        trace_model(fit.rng_key, model, sites, {}, fit.args, fit.kwargs)
-    )
-    values = {name: site["value"] for name, site in latents.items()}
-    return target_of(fit.rng_key, model, fit.args, fit.kwargs, values)
-
-
-def target_of(
-    rng_key: Array, model: Model, args: tuple, kwargs: dict, values: Params
-) -> Target:
-    """The posterior of a tempered model.
-
-    Args:
-        rng_key: For what the model draws besides its latents.
-        model: The tempered model.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        values: Values of its latents, for their shapes and supports.
-
-    Raises:
-        ValueError: If a latent is missing, discrete or scaled as local, or a plate holds a part of its data.
-    """
-    unseeded, model = model, handlers.seed(model, rng_key)
-    trace = likelihood.get_trace(handlers.substitute(model, data=values), args, kwargs)
-    latents = likelihood.latent_sites(trace)
-    if set(values) != set(latents):
-        raise ValueError(
-            f"the latent sites of the model are {sorted(latents)}, got draws of {sorted(values)}."
-        )
-    if likelihood.subsamples(trace):
-        raise ValueError(
-            "a plate of the model holds a part of its data, and weights need all of them: leave subsample_size "
-            "out in the call, or make the model without it."
-        )
-    for name, site in latents.items():
-        if site["fn"].shape() != np.shape(values[name]):
-            shape = np.shape(values[name])
-            raise ValueError(
-                f"a draw of {name!r} has shape {site['fn'].shape()} in the model, got draws of {shape}."
-            )
-        if site["fn"].support.is_discrete:
-            raise ValueError(
-                f"latent site {name!r} is discrete: sum it out by nt.marginalize."
-            )
-        if LOCAL in site:
-            raise ValueError(
-                f"latent site {name!r} is local, and its prior has the power of the likelihood: there is no "
-                "joint density that the weights could compare with."
-            )
-    shapes = jax.eval_shape(lambda v: unconstrain_fn(model, args, kwargs, v), values)
-    _, unravel = ravel_pytree(
-        {name: jnp.zeros(v.shape, v.dtype) for name, v in shapes.items()}
-    )
-    return Target(
-        names=tuple(sorted(values)),
-        latents={name: latents[name] for name in sorted(values)},
-        trace=trace,
-        model=unseeded,
-        args=args,
-        kwargs=kwargs,
-        log_joint=lambda v: log_density(model, args, kwargs, v)[0],
-        potential=lambda z: potential_energy(model, args, kwargs, unravel(z)),
-        constrain=lambda z: constrain_fn(model, args, kwargs, unravel(z)),
-        flatten=lambda v: ravel_pytree(unconstrain_fn(model, args, kwargs, v))[0],
-        flatten_unconstrained=lambda v: ravel_pytree(
-            {name: v[name] for name in values}
-        )[0],
-    )
 
 
 def draws_of_fit(
@@ -193,7 +73,7 @@ def draws_of_fit(
         # The same split of the key as in NumPyro's losses, so the same draw.
         _, guide_key = jax.random.split(key)
         sites = trace_guide(guide_key, guide, params, args, kwargs)
-        values = {name: sites[name]["value"] for name in target.names}
+        values = {name: sites[name]["value"] for name in target.coordinates}
         log_ratio = -loss.loss(key, params, target.model, guide, *args, **kwargs)
         return log_ratio, target.flatten(values), ravel_pytree(values)[0]
 
@@ -206,7 +86,7 @@ def draws_of_fit(
     law = law_of_guide(guide, params)
     if law is not None:
         _check_resolution(law, flat)
-    moments = moments_of(law, target.latents, values)
+    moments = moments_of(law, target.coordinates, values)
     return Draws(
         _checked(log_ratios),
         flat,
@@ -223,10 +103,10 @@ def require_latents(fit: TemperedFit, target: Target) -> None:
     Raises:
         ValueError: If it has.
     """
-    other = target_of_fit(fit).latents
+    other = fit.target.coordinates
     shapes, expected = (
         {name: np.shape(site["value"]) for name, site in sorted(sites.items())}
-        for sites in (other, target.latents)
+        for sites in (other, target.coordinates)
     )
     if shapes != expected:
         raise ValueError(
@@ -283,7 +163,11 @@ def draws_of_distribution(
 
     log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key))
     return Draws(
-        _checked(log_ratios), flat, values, moments_of(law, target.latents, values), law
+        _checked(log_ratios),
+        flat,
+        values,
+        moments_of(law, target.coordinates, values),
+        law,
     )
 
 

@@ -252,7 +252,7 @@ def test_online_vi_takes_its_guide(x64, tmp_path, key):
     start = full.init(key, x[:2], y[:2], prior=state).posterior
     assert isinstance(start, FullRank)
     np.testing.assert_allclose(start.factor, np.eye(2) / np.sqrt(3.25), rtol=1e-6)
-    draws = nt.to_inference_data(online, state, x, y, num_samples=50)
+    draws = nt.to_inference_data(online.posterior(state), x, y, num_samples=50)
     assert draws.posterior["theta"].shape == (1, 50, 2)
 
 

@@ -11,7 +11,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoMultivariateNormal
 
 import numpyro_tempered as nt
 from numpyro_tempered.infer.guides.heavy_tails import StudentT
-from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.infer.location_scale import LocationScale
 from numpyro_tempered.select.check.target import law_of_guide
 
 KEY = jax.random.key(0)

@@ -8,9 +8,9 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
+from numpyro_tempered.infer.moments import of_draws
 from numpyro_tempered.select.check import missed
 from numpyro_tempered.select.check.missed import missed_modes
-from numpyro_tempered.select.check.moments import of_draws
 from numpyro_tempered.select.check.target import Draws, target_of
 
 KEY = jax.random.key(4)

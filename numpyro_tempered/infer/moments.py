@@ -1,6 +1,7 @@
-"""Moments of numbers that follow from coordinates of a known law, each from one."""
+"""Moments of the numbers of latents: by draws, or exact for functions of one coordinate of a known law."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +10,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.handlers.likelihood import Site
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
-from numpyro_tempered.select.check.location_scale import LocationScale
-from numpyro_tempered.select.check.moments import Moments, of_draws
+from numpyro_tempered.infer.location_scale import LocationScale
 
 # Where this many nodes and twice as many disagree, moments are by draws.
 NUM_NODES = 64
@@ -23,6 +23,46 @@ _EXAMPLES = (
     constraints.corr_matrix,
 )
 BOUNDED = tuple(map(type, _EXAMPLES))
+
+
+class Moments(NamedTuple):
+    """Moments of k numbers f under a distribution.
+
+    Attributes:
+        mean: Shape ``(k,)``.
+        variance: Shape ``(k,)``.
+        spread: Variance of (f - mean)², shape ``(k,)``.
+        exact: Which are no averages over draws, shape ``(k,)``.
+        coordinate: The unconstrained coordinate that each number is itself; -1 of others.
+        tame: Which are coordinates themselves, or bounded: of others, as of exponentials, squares of Gaussian
+            draws have tails that no number of draws sees, and under Student's t there are no moments.
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+    spread: np.ndarray
+    exact: np.ndarray
+    coordinate: np.ndarray
+    tame: np.ndarray
+
+    @property
+    def sd(self) -> np.ndarray:
+        """Standard deviations."""
+        return np.sqrt(self.variance)
+
+
+def of_draws(values: np.ndarray) -> Moments:
+    """Moments of draws ``(S, k)``."""
+    centred, size = np.square(values - values.mean(axis=0)), values.shape[1]
+    of_none = np.zeros(size, bool)
+    return Moments(
+        values.mean(axis=0),
+        centred.mean(axis=0),
+        centred.var(axis=0),
+        of_none,
+        np.full(size, -1),
+        of_none,
+    )
 
 
 def moments_of(

@@ -1,0 +1,205 @@
+"""A tempered posterior: a model at its data, read once."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer.initialization import init_to_feasible
+from numpyro.infer.util import (
+    constrain_fn,
+    log_density,
+    potential_energy,
+    unconstrain_fn,
+)
+
+from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR
+from numpyro_tempered.handlers.likelihood import Layout, Site, Trace
+from numpyro_tempered.handlers.temper import temper
+
+
+class Target:
+    """A model at its data, whose posterior is wanted.
+
+    Values of latents are dictionaries by site in the units of the model; z is the flat vector of all latents on
+    the unconstrained scale, ``(d,)``, in the order of the sites' names.
+
+    Args:
+        model: The model, tempered or not, with fitted params substituted.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        rng_key: For what the model draws besides its latents; None where it draws nothing.
+        values: Values of its latents, for their shapes and supports; by default draws of the prior, or feasible
+            values where it cannot be drawn.
+
+    Attributes:
+        trace: The untempered trace at these values, with powers and prior factors written on its sites.
+        prior_is_exact: Whether draws of the latent sites are draws of the prior.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: tuple,
+        kwargs: dict,
+        rng_key: Array | None = None,
+        values: Params | None = None,
+    ) -> None:
+        self.model, self.args, self.kwargs = model, args, kwargs
+        self.rng_key, is_drawn = rng_key, values is None
+        try:
+            self.trace = self.trace_at({} if values is None else values)
+        except NotImplementedError:
+            feasible = handlers.substitute(self.seeded, substitute_fn=init_to_feasible)
+            self.trace, is_drawn = likelihood.get_trace(feasible, args, kwargs), False
+        # Scaled or masked priors, and those with terms of their own, are not what their sites sample.
+        terms = any(site.get(PRIOR_FACTOR) for site in self.trace.values())
+        plain = all(
+            site["scale"] is None and not likelihood.is_masked(site["fn"])
+            for site in self.latents.values()
+        )
+        self.prior_is_exact = is_drawn and plain and not terms
+
+    @property
+    def seeded(self) -> Model:
+        """The model with its key."""
+        return (
+            self.model
+            if self.rng_key is None
+            else handlers.seed(self.model, self.rng_key)
+        )
+
+    @property
+    def latents(self) -> dict[str, Site]:
+        """The latent sites by name, in the order of the model."""
+        return likelihood.latent_sites(self.trace)
+
+    @property
+    def coordinates(self) -> dict[str, Site]:
+        """The same in the order of z."""
+        return dict(sorted(self.latents.items()))
+
+    @property
+    def values(self) -> Params:
+        """Values of the latents: those of the trace."""
+        return {name: site["value"] for name, site in self.latents.items()}
+
+    @property
+    def observed(self) -> dict[str, Array]:
+        """Observed values by site."""
+        return likelihood.observed_values(self.trace)
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the sites in z."""
+        return Layout(
+            tuple(
+                (
+                    name,
+                    biject_to(site["fn"].support).inverse_shape(
+                        jnp.shape(site["value"])
+                    ),
+                )
+                for name, site in self.coordinates.items()
+            )
+        )
+
+    @property
+    def discrete(self) -> list[str]:
+        """Names of the discrete latents."""
+        latents = self.latents.items()
+        return [name for name, site in latents if site["fn"].support.is_discrete]
+
+    def trace_at(self, values: Params) -> Trace:
+        """The untempered trace at values of the latents."""
+        model = handlers.substitute(self.seeded, data=values)
+        return likelihood.get_trace(model, self.args, self.kwargs)
+
+    def log_lik(self, values: Params) -> Array:
+        """Log-likelihood of all data, as the model weighs it: powers and scales included."""
+        return _weighted_log_lik(self.trace_at(values))
+
+    def log_joint(self, values: Params) -> Array:
+        """The log of the joint density at values of the latents, every constant included."""
+        return log_density(self.seeded, self.args, self.kwargs, values)[0]
+
+    def potential(self, z: Array) -> Array:
+        """Minus the log of the joint density of z, whose density has the volume of the change of coordinates."""
+        at = self.layout.split(z)
+        return potential_energy(self.seeded, self.args, self.kwargs, at)
+
+    def prior_potential(self, z: Array) -> Array:
+        """Minus the log-density of the prior of z, prior factors included."""
+        at, model = self.layout.split(z), temper(self.seeded, 0.0)
+        return potential_energy(model, self.args, self.kwargs, at)
+
+    def constrain(self, z: Array) -> Params:
+        """Values of the latents at z."""
+        at = self.layout.split(z)
+        return constrain_fn(self.seeded, self.args, self.kwargs, at)
+
+    def unconstrain(self, values: Params) -> Params:
+        """The values on the unconstrained scale, by site."""
+        return unconstrain_fn(self.seeded, self.args, self.kwargs, values)
+
+    def flatten(self, values: Params) -> Array:
+        """Z at values of the latents."""
+        return ravel_pytree(self.unconstrain(values))[0]
+
+    def draw_prior(self, rng_key: Array) -> tuple[Params, Array]:
+        """Values of the latents drawn from the prior, and their log-likelihood."""
+        model = handlers.seed(self.model, rng_key)
+        trace = likelihood.get_trace(model, self.args, self.kwargs)
+        values = {name: trace[name]["value"] for name in self.latents}
+        return values, _weighted_log_lik(trace)
+
+
+def _weighted_log_lik(trace: Trace) -> Array:
+    terms = []
+    for site in likelihood.likelihood_sites(trace).values():
+        power = jnp.asarray(likelihood.weight(site))
+        value = power * likelihood.untempered_log_prob(site)
+        # A power of 0 leaves a likelihood of 0 out.
+        terms.append(jnp.sum(jnp.where(power > 0, value, 0.0)))
+    return jnp.sum(jnp.stack(terms))
+
+
+def check_density(target: Target, values: Params | None = None) -> None:
+    """Refuse a model without one joint density of its latents.
+
+    Args:
+        target: The model at its data.
+        values: A draw of the latents, whose sites and shapes must be the model's.
+
+    Raises:
+        ValueError: If a latent is missing, discrete or scaled as local, or a plate holds a part of its data.
+    """
+    latents = target.latents
+    if values is not None and set(values) != set(latents):
+        raise ValueError(
+            f"the latent sites of the model are {sorted(latents)}, got draws of {sorted(values)}."
+        )
+    if likelihood.subsamples(target.trace):
+        raise ValueError(
+            "a plate of the model holds a part of its data, and weights need all of them: leave subsample_size "
+            "out in the call, or make the model without it."
+        )
+    for name, site in latents.items():
+        shape = np.shape(site["value"])
+        if site["fn"].shape() != shape:
+            raise ValueError(
+                f"a draw of {name!r} has shape {site['fn'].shape()} in the model, got draws of {shape}."
+            )
+        if site["fn"].support.is_discrete:
+            raise ValueError(
+                f"latent site {name!r} is discrete: sum it out by nt.marginalize."
+            )
+        if LOCAL in site:
+            raise ValueError(
+                f"latent site {name!r} is local, and its prior has the power of the likelihood: there is no "
+                "joint density that the weights could compare with."
+            )

@@ -1,0 +1,338 @@
+"""A guide fitted to a tempered model, as a tempered posterior."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer.autoguide import AutoContinuous, AutoGuide
+
+from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.labels import Labels
+from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.result import (
+    DataSummary,
+    Description,
+    Evidence,
+    TemperedELBO,
+    fit_attrs,
+    refuse_data,
+    summarise_observed,
+)
+from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params
+from numpyro_tempered.gaussian.descent import Result
+from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.effects import Trace
+from numpyro_tempered.handlers.numpyro_private import unpacker
+from numpyro_tempered.handlers.robust import Divergence
+from numpyro_tempered.handlers.target import Target
+from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide
+from numpyro_tempered.infer.evidence import LinearResponse, attrs_of
+from numpyro_tempered.infer.moments import moments_of
+from numpyro_tempered.infer.settle import Convergence
+from numpyro_tempered.report.draws import name_of, plain_params
+from numpyro_tempered.report.predict import predict
+
+# Draws for moments that have no formula.
+NUM_DRAWS = 4000
+
+
+@add_repr
+class TemperedFit(NamedTuple):
+    """A tempered posterior that a guide holds, by :func:`fit_svi` and others.
+
+    Attributes:
+        model: The tempered model.
+        guide: The fitted guide, built on ``model``.
+        params: Its parameters.
+        alpha: Power on the likelihood; by site where sites differ.
+        losses: Negative ELBO at every step, NaN where its gradient was not finite; for ``AutoSpikeAndSlab``
+            the negative relaxed objective, which is no bound.
+        elbo: The ELBO at the end, with its standard error and its two parts; None of a stream.
+        observed: Observed values by site.
+        args: The model's positional arguments.
+        kwargs: The model's keyword arguments.
+        rng_key: Key for what is drawn from the fit afterwards; None of a result without one.
+        convergence: How near the fit came to the optimum: a :class:`Convergence` of :func:`fit_svi`, a
+            :class:`~numpyro_tempered.descent.Result` of :func:`fit_gaussian`, a :class:`LinearResponse` of
+            :func:`linear_response`; None of other fits.
+        divergences: By site what :class:`robust` has put in the place of the log-likelihood; None if nothing.
+        coords: Labels of the data's named axes, such as the columns of a frame; None if there are none.
+        source: The result of another algorithm whose posterior this is, which says the rest: ``converged``,
+            ``evidence``, ``summarise_data()``, ``describe()``, and may ``draw(rng_key, num_samples)``; else None.
+    """
+
+    model: Model
+    guide: Guide
+    params: dict[str, Array]
+    alpha: float | dict[str, float]
+    losses: Numbers
+    elbo: TemperedELBO
+    observed: dict[str, Array]
+    args: tuple
+    kwargs: dict[str, object]
+    rng_key: Array | None
+    convergence: Convergence | Result | LinearResponse | None = None
+    divergences: Mapping[str, Divergence] | None = None
+    coords: Labels | None = None
+    source: Any = None
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether the fit reached its tolerance; None where nothing shows it, see :class:`Convergence`."""
+        known = self.convergence if self.source is None else self.source
+        if known is None or known.converged is None:
+            return None
+        return bool(known.converged)
+
+    @property
+    def evidence(self) -> Evidence:
+        """What is known of the optimum: the same numbers for every algorithm."""
+        if self.source is not None:
+            return self.source.evidence
+        if isinstance(self.convergence, Result):
+            gap, optima = float(self.convergence.stationarity), self.convergence.optima
+            return Evidence(gap, int(self.convergence.num_evaluations), optima)
+        if isinstance(self.convergence, Convergence):
+            gap, optima = self.convergence.gap, self.convergence.optima
+            return Evidence(gap, self.convergence.num_steps, optima)
+        if isinstance(self.convergence, LinearResponse):
+            return Evidence(self.convergence.gap)
+        return Evidence(num_iter=len(self.losses))
+
+    @property
+    def key(self) -> Array:
+        """``rng_key``, or a fixed one: a number of a fit is one number."""
+        return jax.random.key(0) if self.rng_key is None else self.rng_key
+
+    @property
+    def fitted_model(self) -> Model:
+        """The tempered model with its fitted params, such as the weights of a network, in its likelihood."""
+        return handlers.substitute(self.model, data=self.params)
+
+    @property
+    def target(self) -> Target:
+        """The tempered model at its data."""
+        values = {k: v["value"] for k, v in _latent_sites(self, self.key).items()}
+        model, key = self.fitted_model, self.rng_key
+        return Target(model, self.args, self.kwargs, key, values)
+
+    @property
+    def mean(self) -> Params:
+        """Posterior means of the latents, in the units of the model.
+
+        Exact where the guide is Gaussian on the unconstrained scale and a number is a function of one coordinate;
+        else over 4,000 draws, of the same key each time.
+        """
+        return _moments(self)[0]
+
+    @property
+    def sd(self) -> Params:
+        """Posterior standard deviations of the latents, as ``mean``."""
+        return _moments(self)[1]
+
+    def sample_posterior(
+        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
+    ) -> Params:
+        """Draws of the latents.
+
+        Args:
+            rng_key: Key of the draws.
+            sample_shape: Shape of the draws.
+
+        Returns:
+            By latent site, ``(*sample_shape, ...)``.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+            >>> from numpyro.infer.autoguide import AutoNormal
+            >>> import numpyro_tempered as nt
+            >>> def model(y):
+            ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            ...     with numpyro.plate("n", len(y)):
+            ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+            >>> fit = nt.fit_gaussian(jax.random.key(0), model, AutoNormal, jnp.ones(6), alpha=0.5)
+            >>> fit.sample_posterior(jax.random.key(1), (5,))["theta"].shape
+            (5,)
+        """
+        size = int(np.prod(sample_shape, dtype=int))
+        draws = draw(self, rng_key, size)
+        return {
+            k: jnp.reshape(v, (*sample_shape, *v.shape[1:])) for k, v in draws.items()
+        }
+
+    def log_prob(self, values: Params) -> Array:
+        """Log-density of the guide at values of the latents.
+
+        Args:
+            values: By latent site, in the units of the model.
+
+        Returns:
+            A number, in nats.
+        """
+        where = self.guide, self.model, self.params, self.key, self.args, self.kwargs
+        guide, params = gaussian_of_laplace(*where)
+        data = dict(values)
+        if isinstance(guide, AutoContinuous):
+            # Its sites are functions of one flat vector.
+            sites = guide.prototype_trace
+            flat = [
+                jnp.ravel(biject_to(sites[name]["fn"].support).inv(values[name]))
+                for name, _ in likelihood.Layout.of_parts(
+                    unpacker(guide), guide.latent_dim
+                ).sites
+            ]
+            data = {f"_{guide.prefix}_latent": jnp.concatenate(flat)}
+
+        def density(data: Params, params: Params) -> Array:
+            at = handlers.substitute(handlers.seed(guide, self.key), data=data)
+            sites = trace_guide(self.key, at, params, self.args, self.kwargs)
+            latents = likelihood.latent_sites(sites).values()
+            terms = [jnp.sum(site["fn"].log_prob(site["value"])) for site in latents]
+            return sum(terms, jnp.zeros(()))
+
+        return run_program(density, jax.tree.map(jnp.asarray, data), params)
+
+    def predict(
+        self,
+        rng_key: Array,
+        *args: object,
+        num_samples: int = 1000,
+        new_groups: Collection[str] = (),
+        **kwargs: object,
+    ) -> Params:
+        """Draws of what the model observes, and of its deterministic sites, at other arguments.
+
+        Each draw has its own draw of the latents; what is observed has its untempered distribution. Arguments are
+        taken as the fit took its own: frames and lists become arrays. What is to be drawn is left out or None.
+
+        Args:
+            rng_key: Key of the draws.
+            *args: Arguments of the model, such as rows ``x_new``.
+            num_samples: Draws S.
+            new_groups: Plates whose groups are others than those of the fit: their latents are drawn from their
+                prior, given the posterior of its parents.
+            **kwargs: Keyword arguments of the model.
+
+        Returns:
+            By site, ``(S, ...)``.
+
+        Raises:
+            TypeError: If the model does not take the arguments.
+            ValueError: If columns are not those of the fit, a latent has another shape at these arguments, there
+                is no such plate, or nothing to draw.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+            >>> from numpyro.infer.autoguide import AutoNormal
+            >>> import numpyro_tempered as nt
+            >>> def model(x, y=None):
+            ...     slope = numpyro.sample("slope", dist.Normal(0.0, 10.0))
+            ...     with numpyro.plate("n", len(x)):
+            ...         numpyro.sample("y", dist.Normal(slope * x, 0.1), obs=y)
+            >>> x = jnp.arange(1.0, 4.0)
+            >>> fit = nt.fit_gaussian(jax.random.key(0), model, AutoNormal, x, 2.0 * x)
+            >>> draws = fit.predict(jax.random.key(1), jnp.array([10.0]))
+            >>> draws["y"].shape, bool(jnp.abs(draws["y"].mean() - 20.0) < 0.1)
+            ((1000, 1), True)
+        """
+        if hasattr(self.source, "is_symmetric"):
+            # Its rows have no other arguments than their number.
+            return self.source.predict(rng_key, *args, num_samples=num_samples)
+        if hasattr(self.source, "model_arguments"):
+            args = self.source.model_arguments(*args)
+        draw_key, key = jax.random.split(rng_key)
+        draws = draw(self, draw_key, num_samples)
+        model = self.fitted_model
+        return predict(key, model, draws, args, kwargs, new_groups=new_groups)[0]
+
+    def evaluate(self, num_particles: int = 1000) -> "TemperedFit":
+        """The fit with its ELBO evaluated by draws, as a stream does not have it."""
+        key, args, kwargs = self.key, self.args, self.kwargs
+        guide, params = gaussian_of_laplace(
+            self.guide, self.model, self.params, key, args, kwargs
+        )
+        elbo = evaluate_elbo(
+            key, self.model, guide, params, args, kwargs, num_particles=num_particles
+        )
+        return self._replace(elbo=elbo)
+
+    def on(
+        self, *data: object, rng_key: Array | None = None, **kwargs: object
+    ) -> "TemperedFit":
+        """Return itself, as it holds its data."""
+        refuse_data(self, data, kwargs)
+        return self
+
+    def summarise_data(self) -> DataSummary:
+        """The observed values, for :func:`compare`."""
+        if self.source is not None:
+            return self.source.summarise_data()
+        summary = summarise_observed(self.observed)
+        return summary._replace(divergences=self.divergences or {})
+
+    def describe(self) -> Description:
+        """What :func:`to_inference_data` shows beside the draws."""
+        if self.source is not None:
+            return self.source.describe()
+        attrs = attrs_of(self.convergence)
+        algorithm = {"algorithm": attrs.pop("algorithm"), "guide": name_of(self.guide)}
+        return Description(
+            {"variational": {"loss": self.losses, **plain_params(self.params)}},
+            {**algorithm, **fit_attrs(self), **attrs},
+            coords=self.coords or {},
+        )
+
+
+def draw(fit: TemperedFit, rng_key: Array, num_samples: int) -> Params:
+    """Draws of the latent sites from a fit, ``(num_samples, ...)`` each."""
+    # Algorithms with factors of their own draw from these.
+    if (of_source := getattr(fit.source, "draw", None)) is not None:
+        return of_source(rng_key, num_samples)
+    guide, params, args, kwargs = fit.guide, fit.params, fit.args, fit.kwargs
+    names = list(_latent_sites(fit, rng_key))
+    if isinstance(guide, AutoGuide):
+
+        def of_guide(key: Array, params: Params) -> Params:
+            return guide.sample_posterior(
+                key, params, *args, sample_shape=(num_samples,), **kwargs
+            )
+
+        draws = run_program(of_guide, rng_key, params)
+    else:
+
+        def one(key: Array) -> Params:
+            sites = trace_guide(key, guide, params, args, kwargs)
+            return {name: sites[name]["value"] for name in names}
+
+        draws = map_batches(one, jax.random.split(rng_key, num_samples), 64)
+    return {name: draws[name] for name in names}
+
+
+def _latent_sites(fit: TemperedFit, rng_key: Array) -> Trace:
+    """The latent sites of the model, as the guide has them at a draw."""
+    where = fit.guide, fit.params, fit.args, fit.kwargs
+    sites = likelihood.latent_sites(trace_guide(rng_key, *where))
+    # A guide over one flat vector has the sites in another order than its model.
+    prototype = getattr(fit.guide, "prototype_trace", None) or sites
+    return {
+        name: sites[name]
+        for name in prototype
+        if name in sites and not (sites[name].get("infer") or {}).get("is_auxiliary")
+    }
+
+
+def _moments(fit: TemperedFit) -> tuple[Params, Params]:
+    """Means and standard deviations of the latents."""
+    key = fit.key
+    draws, sites = draw(fit, key, NUM_DRAWS), _latent_sites(fit, key)
+    latents = {name: sites[name] for name in sorted(draws)}
+    flat = [np.reshape(draws[name], (NUM_DRAWS, -1)) for name in latents]
+    moments = moments_of(None, latents, np.concatenate(flat, axis=1, dtype=float))
+    layout = likelihood.Layout.of({name: draws[name][0] for name in latents})
+    mean, sd = (layout.split(jnp.asarray(part)) for part in (moments.mean, moments.sd))
+    return mean, sd
