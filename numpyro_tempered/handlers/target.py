@@ -17,7 +17,7 @@ from numpyro.infer.util import (
 
 from numpyro_tempered.core.typing import Array, Model, Params
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR
+from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, layers
 from numpyro_tempered.handlers.likelihood import Layout, Site, Trace
 from numpyro_tempered.handlers.temper import temper
 
@@ -166,6 +166,21 @@ def _weighted_log_lik(trace: Trace) -> Array:
         # A power of 0 leaves a likelihood of 0 out.
         terms.append(jnp.sum(jnp.where(power > 0, value, 0.0)))
     return jnp.sum(jnp.stack(terms))
+
+
+def check_smooth(target: Target) -> None:
+    """Refuse latents with an atom, whose density has no curvature.
+
+    Raises:
+        ValueError: With the site, and what to do.
+    """
+    for name, site in target.latents.items():
+        if not getattr(layers(site["fn"], "base_dist")[-1], "has_atom", False):
+            continue
+        raise ValueError(
+            f"latent site {name!r} has an atom at 0 (SpikeAndSlab), where its posterior is no Gaussian "
+            "and no derivative sees it: fit the model of the columns that are in, without spikes."
+        )
 
 
 def check_density(target: Target, values: Params | None = None) -> None:

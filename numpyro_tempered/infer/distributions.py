@@ -95,6 +95,7 @@ class SpikeAndSlab(dist.Distribution):
         "scale": constraints.positive,
     }
     support = _RealWithAtom()
+    has_atom = True
     reparametrized_params = ("probs", "loc", "scale")
     pytree_data_fields = ("probs", "loc", "scale", "temperature")
 

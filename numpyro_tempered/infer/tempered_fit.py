@@ -270,10 +270,15 @@ class TemperedFit(NamedTuple):
 
     def summarise_data(self) -> DataSummary:
         """The observed values, for :func:`compare`."""
-        if self.source is not None:
-            return self.source.summarise_data()
+        known = DataSummary() if self.source is None else self.source.summarise_data()
+        if self.source is not None and not self.observed:
+            return known
         summary = summarise_observed(self.observed)
-        return summary._replace(divergences=self.divergences or {})
+        return DataSummary(
+            summary.observed,
+            {**summary.numbers, **known.numbers},
+            self.divergences or {},
+        )
 
     def describe(self) -> Description:
         """What :func:`to_inference_data` shows beside the draws."""

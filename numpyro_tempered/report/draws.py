@@ -187,8 +187,8 @@ def bind(
         return result
     raise TypeError(
         f"got {type(result).__name__}, which is no tempered posterior: pass a fit; of a stream "
-        "online.posterior(state), followed by its data; an MCMC; or a dictionary of draws, followed by its "
-        "model and arguments."
+        "online.posterior(state), followed by its data; an MCMC; or a dictionary of draws, followed "
+        "by its model and arguments."
     )
 
 

@@ -221,7 +221,7 @@ class RegressionFit(NamedTuple):
             # The guide of SVI's fits, which round_and_refit takes.
             guide, key = AutoSpikeAndSlab(fit.model), jax.random.key(0)
             first_call(lambda: handlers.seed(guide, key)(*args), guide)
-            fit = fit._replace(guide=guide, params=params_of(self))
+            fit = fit._replace(guide=guide.hard(), params=params_of(self))
         return fit._replace(args=args, rng_key=rng_key, observed={"y": y})
 
     def summarise_data(self) -> result.DataSummary:

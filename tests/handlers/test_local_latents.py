@@ -30,7 +30,7 @@ from scipy.special import logsumexp
 
 import numpyro_tempered as nt
 from numpyro_tempered.infer.elbo import has_point_mass
-from numpyro_tempered.infer.svi import finish, sample_posterior
+from numpyro_tempered.infer.svi import finish
 from numpyro_tempered.report.arviz import group
 
 KEY = jax.random.key(8)
@@ -276,7 +276,7 @@ def test_the_elbo_of_a_fit_is_the_bound(which, request):
 @pytest.mark.parametrize("which", FITS)
 def test_results_of_a_fit(which, request):
     fit = request.getfixturevalue(which)
-    draws = sample_posterior(fit, KEY, 6)
+    draws = fit.sample_posterior(KEY, (6,))
     assert {k: v.shape for k, v in draws.items()} == {"theta": (6,), "z": (6, N)}
     data = nt.to_inference_data(fit, num_samples=6)
     z = np.asarray(group(data, "posterior")["z"])[0]

@@ -41,7 +41,6 @@ from scipy.special import logsumexp
 
 import numpyro_tempered as nt
 from numpyro_tempered.handlers.likelihood import replicate
-from numpyro_tempered.infer.svi import sample_posterior
 from numpyro_tempered.report.arviz import group
 
 KEY = jax.random.key(5)
@@ -1899,7 +1898,7 @@ def test_results_of_a_fit(fit):
     )
     np.testing.assert_allclose(group(data, "observed_data")["x"], X, rtol=1e-6)
     assert data.attrs["alpha"] == ALPHA
-    assert set(sample_posterior(fit, KEY, 3)) == {"loc"}
+    assert set(fit.sample_posterior(KEY, (3,))) == {"loc"}
     with pytest.raises(ValueError, match="without its data"):
         nt.to_inference_data(fit, posterior_predictive=True)
 

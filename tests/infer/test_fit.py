@@ -29,7 +29,7 @@ from numpyro_tempered.infer.elbo import (
     gaussian_of_laplace,
     has_point_mass,
 )
-from numpyro_tempered.infer.svi import finish, sample_posterior
+from numpyro_tempered.infer.svi import finish
 
 KEY = jax.random.key(11)
 Y = np.array([1.2, -0.3, 2.4, 0.9, 1.7, 0.1])
@@ -281,14 +281,14 @@ def test_draws_of_the_posterior(which, request):
     fit = request.getfixturevalue(which)
     mean, sd = auto_normal_q(fit) if which == "auto_normal" else by_hand_q(fit)
     n = 4000
-    draws = sample_posterior(fit, jax.random.key(1), n)
+    draws = fit.sample_posterior(jax.random.key(1), (n,))
     assert set(draws) == {"theta"}
     theta = np.asarray(draws["theta"], float)
     assert theta.shape == (n,)
     assert abs(theta.mean() - mean) < 5 * sd / math.sqrt(n)
     assert abs(theta.std() / sd - 1) < 5 / math.sqrt(2 * n)
     np.testing.assert_array_equal(
-        sample_posterior(fit, jax.random.key(1), n)["theta"], draws["theta"]
+        fit.sample_posterior(jax.random.key(1), (n,))["theta"], draws["theta"]
     )
 
 
@@ -514,7 +514,7 @@ def test_laplace_reports_its_gaussian_and_not_its_mode():
         num_steps=200,
         optim=numpyro.optim.Adam(0.1),
     )
-    draws = sample_posterior(fit, KEY, 4000)["theta"]
+    draws = fit.sample_posterior(KEY, (4000,))["theta"]
     assert abs(float(draws.std()) / POSTERIOR[1] - 1) < 5 / math.sqrt(8000)
 
 

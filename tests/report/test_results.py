@@ -331,7 +331,7 @@ def test_every_public_result_is_here():
         name.rpartition(".")[2]
         for name, each in public_classes()
         if hasattr(each, "_fields")
-        and (hasattr(each, "sample_posterior") or telling & set(each._fields))
+        and (hasattr(each, "describe") or telling & set(each._fields))
     }
     here = {name.split(",")[0].rpartition(".")[2] for name in CASES}
     # Made by a method, and by no function.

@@ -12,7 +12,7 @@ from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.likelihood import plain_arrays
-from numpyro_tempered.handlers.target import Target, check_density
+from numpyro_tempered.handlers.target import Target, check_density, check_smooth
 from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.report.arviz import Coords, Dims, versions
 from numpyro_tempered.report.draws import bind
@@ -167,6 +167,7 @@ def check_fit(
             getattr(bound.source, "is_symmetric", False),
         )
         check_density(target)
+        check_smooth(target)
         draws = draws_of_fit(own_key, bound, target, num_draws)
         alpha = likelihood.common_alpha(target.trace)
     labels |= {dim: np.asarray(values) for dim, values in (coords or {}).items()}
@@ -283,11 +284,7 @@ def _base(
             f'reference is "auto", None or a TemperedFit, got {reference!r}.'
         )
     covers = _covers(draws, hessian)
-    if (
-        reference is None
-        or draws.flat.shape[1] > MAX_DIM
-        or (covers and is_near(of_fit))
-    ):
+    if reference is None or hessian is None or (covers and is_near(of_fit)):
         return of_fit, covers
     other = cover(rng_key, draws, target, hessian)
     if other is None:

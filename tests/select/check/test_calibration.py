@@ -20,10 +20,11 @@ from numpyro.infer.autoguide import (
 from scipy import stats
 
 import numpyro_tempered as nt
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.settle_many import DATA_SETS
 from numpyro_tempered.select.alpha import data_sets
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler
-from numpyro_tempered.select.alpha.model_data import ModelData
+from numpyro_tempered.select.alpha.model_data import CountsRuns
 from numpyro_tempered.select.check import posteriors
 from numpyro_tempered.select.check.simulate import (
     check_model,
@@ -183,7 +184,7 @@ def test_r_hat_is_that_of_numpyro():
 
 
 def test_simulations_are_of_prior_and_likelihood(x64):
-    data = ModelData(normal_mean, KEY, (Y,), {})
+    data = Target(CountsRuns(normal_mean), (Y,), {}, KEY)
     simulations = simulate(KEY, data, 4000)
     theta, y = (
         np.asarray(simulations.truths["theta"]),
@@ -207,7 +208,7 @@ def test_sites_that_follow_observed_ones_see_the_simulated_values():
         )
         numpyro.sample("z", dist.Normal(100.0 * v, 0.1), obs=z)
 
-    simulations = simulate(KEY, ModelData(model, KEY, (0.0, 0.0), {}), 20)
+    simulations = simulate(KEY, Target(CountsRuns(model), (0.0, 0.0), {}, KEY), 20)
     np.testing.assert_allclose(
         simulations.data["z"], 100.0 * simulations.data["y"], atol=1.0
     )
@@ -324,7 +325,7 @@ REFUSED = {
 def test_what_cannot_simulate_itself_is_refused_by_name(name):
     model, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
-        check_model(ModelData(model, KEY, (Y,), {}))
+        check_model(Target(CountsRuns(model), (Y,), {}, KEY))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_a_prior_that_simulates_no_data_is_refused(location):
         ValueError,
         match=r"in 100 of 100 simulations from the prior .* the prior reaches",
     ):
-        simulate(KEY, ModelData(model, KEY, (Y.astype(int),), {}), 100)
+        simulate(KEY, Target(CountsRuns(model), (Y.astype(int),), {}, KEY), 100)
 
 
 # The call.
@@ -553,7 +554,7 @@ def test_noise_of_the_fits_is_not_common_to_data_sets(guide):
         numpyro.sample("y", dist.Poisson(jnp.exp(log_rate)), obs=y)
 
     y = jnp.array([1, 4])
-    data = ModelData(model, KEY, (y,), {})
+    data = Target(CountsRuns(model), (y,), {}, KEY)
 
     def scales(numbers):
         inputs = (jnp.array(numbers), jnp.stack([y] * len(numbers)))

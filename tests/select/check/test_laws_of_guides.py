@@ -18,10 +18,10 @@ from numpyro.infer.autoguide import (
 )
 
 import numpyro_tempered as nt
+from numpyro_tempered.report.draws import bind
 from numpyro_tempered.select.check import reference
-from numpyro_tempered.select.check.fits import fit_of
 from numpyro_tempered.select.check.reference import _candidate, cover
-from numpyro_tempered.select.check.target import law_of_guide, target_of_fit
+from numpyro_tempered.select.check.target import law_of_guide
 
 KEY = jax.random.key(0)
 LOC, SCALE, DF = np.array([1.0, -2.0, 3.0]), np.array([0.5, 2.0, 0.1]), 6.0
@@ -113,19 +113,18 @@ def test_the_fit_of_a_stream_is_that_of_its_state():
         nt.temper(model, alpha=0.5), nt.guides.AutoOnlineDiagonalNormal
     )
     state, _ = online.run(KEY, Y[:, None])
-    for given in ((online, state, Y), (state, online, Y)):
-        fit = fit_of(KEY, given[0], given[1:], {})
-        assert fit.model is online.model
-        assert fit.args[0].tolist() == Y.tolist()
-        law = law_of_guide(fit.guide, fit.params)
-        np.testing.assert_allclose(
-            law.loc, np.asarray(state.posterior.loc)[BY_NAME], rtol=1e-6
-        )
-        np.testing.assert_allclose(
-            np.diag(law.cov),
-            np.square(state.posterior.scale)[jnp.array(BY_NAME)],
-            rtol=1e-5,
-        )
+    fit = bind(online.posterior(state), (Y,))
+    assert fit.model is online.model
+    assert fit.args[0].tolist() == Y.tolist()
+    law = law_of_guide(fit.guide, fit.params)
+    np.testing.assert_allclose(
+        law.loc, np.asarray(state.posterior.loc)[BY_NAME], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        np.diag(law.cov),
+        np.square(state.posterior.scale)[jnp.array(BY_NAME)],
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("is_heavy", [False, True])
@@ -136,7 +135,7 @@ def test_the_law_of_a_reference_is_that_of_its_draws(is_heavy):
         nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
     )
     loc, cov = LOC[BY_NAME], cov[np.ix_(BY_NAME, BY_NAME)]
-    draws = _candidate(KEY, loc, cov, target_of_fit(fit), 4000, is_heavy=is_heavy).draws
+    draws = _candidate(KEY, loc, cov, fit.target, 4000, is_heavy=is_heavy).draws
     np.testing.assert_allclose(draws.law.loc, loc)
     sd = np.sqrt(np.diag(draws.law.cov))
     # Of 7 degrees of freedom the standard error of a variance by 4000 draws is a twenty-fifth of it.
@@ -152,7 +151,7 @@ def test_the_cover_of_a_mixture_has_its_modes_with_heavier_tails():
     fit = nt.TemperedFit(
         nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
     )
-    target = target_of_fit(fit)
+    target = fit.target
     loc, root = (
         jnp.array([[3.0, 0.0, 0.0], [-3.0, 0.0, 0.0]]),
         jnp.stack([0.5 * jnp.eye(3)] * 2),
@@ -177,7 +176,7 @@ def test_a_cover_that_is_far_off_moves_to_the_moments_of_its_weighted_draws():
     fit = nt.TemperedFit(
         nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
     )
-    target = target_of_fit(fit)
+    target = fit.target
     exact = np.linalg.inv(np.eye(3) + 4.0 * np.ones((3, 3)))
     off, wide = np.array([0.8, -0.6, 0.7]), exact + 0.5 * np.eye(3)
     start = _candidate(KEY, off, wide, target, 4000, is_heavy=False).draws._replace(
@@ -195,17 +194,17 @@ def test_a_cover_that_is_far_off_moves_to_the_moments_of_its_weighted_draws():
 def test_the_fit_of_a_choice_is_the_one_that_was_chosen():
     fit = nt.TemperedFit(model, model, {}, 1.0, None, None, {}, (Y,), {}, KEY)
 
-    assert fit_of(KEY, SimpleNamespace(fit=fit), (), {}) is fit
+    assert bind(SimpleNamespace(fit=fit)) is fit
     with pytest.raises(
         TypeError,
-        match=r"^check_fit takes a TemperedFit.*got int, which has no guide with a density\.$",
+        match=r"^got int, which is no tempered posterior: .*by its model and arguments\.$",
     ):
-        fit_of(KEY, 3, (), {})
+        bind(3)
     with pytest.raises(
         ValueError,
-        match=r"^a TemperedFit holds its data: .*without further values or options\.$",
+        match=r"^a TemperedFit holds its data: .*1 further values, neither data nor an option\.$",
     ):
-        fit_of(KEY, fit, (Y,), {})
+        bind(fit, (Y,))
 
 
 def test_a_cover_of_draws_alone_begins_at_their_moments(monkeypatch):
@@ -215,7 +214,7 @@ def test_a_cover_of_draws_alone_begins_at_their_moments(monkeypatch):
     fit = nt.TemperedFit(
         nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
     )
-    target = target_of_fit(fit)
+    target = fit.target
     # The posterior, a Gaussian whose precision is that of the prior and of four sums.
     exact = np.linalg.inv(np.eye(3) + 4.0 * np.ones((3, 3)))
     start = _candidate(

@@ -8,10 +8,11 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
+from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.moments import of_draws
 from numpyro_tempered.select.check import missed
 from numpyro_tempered.select.check.missed import missed_modes
-from numpyro_tempered.select.check.target import Draws, target_of
+from numpyro_tempered.select.check.target import Draws
 
 KEY = jax.random.key(4)
 WEIGHTS = np.array([0.6, 0.3, 0.1])
@@ -38,7 +39,7 @@ def three_modes():
 
 @pytest.fixture(scope="module")
 def target():
-    return target_of(KEY, three_modes, (), {}, {"z": jnp.zeros(2)})
+    return Target(three_modes, (), {}, KEY, {"z": jnp.zeros(2)})
 
 
 def draws_about(modes):
