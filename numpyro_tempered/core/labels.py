@@ -43,6 +43,32 @@ def column_labels(data: PyTree) -> np.ndarray | None:
     return None
 
 
+def frame_columns(args: tuple, kwargs: Mapping[str, object]) -> dict[str, list]:
+    """The names of the columns of the data frames among arguments, by argument."""
+    named = {f"number {place}": value for place, value in enumerate(args, 1)} | {
+        **kwargs
+    }
+    columns = {name: getattr(value, "columns", None) for name, value in named.items()}
+    return {name: list(found) for name, found in columns.items() if found is not None}
+
+
+def check_columns(
+    known: Mapping[str, list] | None, args: tuple, kwargs: Mapping[str, object]
+) -> None:
+    """Refuse frames with other columns than those of a fit, or in another order.
+
+    Raises:
+        ValueError: With both.
+    """
+    for name, found in frame_columns(args, kwargs).items():
+        expected = (known or {}).get(name)
+        if expected is not None and found != expected:
+            raise ValueError(
+                f"argument {name} of the model has columns {found}, that of the fit {expected}: pass these, in "
+                "this order."
+            )
+
+
 def _named_axes(data: PyTree) -> Iterator[tuple[str, np.ndarray]]:
     for leaf in jax.tree.leaves(data):
         for axis in (getattr(leaf, "columns", None), getattr(leaf, "index", None)):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.labels import axis_labels
+from numpyro_tempered.core.labels import axis_labels, frame_columns
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
 from numpyro_tempered.core.warn import warn_caller
@@ -134,7 +134,7 @@ def fit_gaussian(
         (True, True)
     """
     alpha = check_alpha(alpha)
-    coords = axis_labels((args, kwargs))
+    coords, columns = axis_labels((args, kwargs)), frame_columns(args, kwargs)
     options = {
         "alpha": alpha,
         "tolerance": tolerance,
@@ -216,7 +216,7 @@ def fit_gaussian(
     ):
         # What was maximised is not the ELBO, wherever it is stationary.
         result = result._replace(converged=jnp.zeros_like(result.converged))
-    return fit._replace(convergence=result, coords=coords or None)
+    return fit._replace(convergence=result, coords=coords or None, columns=columns)
 
 
 class _Limits(NamedTuple):

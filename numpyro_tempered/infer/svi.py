@@ -10,7 +10,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.checks import check_count, check_number
-from numpyro_tempered.core.labels import axis_labels
+from numpyro_tempered.core.labels import axis_labels, frame_columns
 from numpyro_tempered.core.progress import ProgressBar
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, PyTree
@@ -129,6 +129,7 @@ def fit_svi(
         0.5
     """
     alpha, coords = check_alpha(alpha), axis_labels((args, kwargs))
+    columns = frame_columns(args, kwargs)
     options = {
         "alpha": alpha,
         "num_steps": num_steps,
@@ -187,7 +188,7 @@ def fit_svi(
         num_particles=num_particles,
     )
     warn_unless_settled(evidence, tolerance)
-    return fit._replace(convergence=evidence, coords=coords or None)
+    return fit._replace(convergence=evidence, coords=coords or None, columns=columns)
 
 
 def _check_steps(

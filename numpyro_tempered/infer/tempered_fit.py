@@ -12,7 +12,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.labels import Labels
+from numpyro_tempered.core.labels import Labels, check_columns
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.result import (
     DataSummary,
@@ -62,6 +62,7 @@ class TemperedFit(NamedTuple):
             :func:`linear_response`; None of other fits.
         divergences: By site what :class:`robust` has put in the place of the log-likelihood; None if nothing.
         coords: Labels of the data's named axes, such as the columns of a frame; None if there are none.
+        columns: Names of the columns of the data frames among the arguments; None if there are none.
         source: The result of another algorithm whose posterior this is, which says the rest: ``converged``,
             ``evidence``, ``summarise_data()``, ``describe()``, and may ``draw(rng_key, num_samples)``; else None.
     """
@@ -79,6 +80,7 @@ class TemperedFit(NamedTuple):
     convergence: Convergence | Result | LinearResponse | None = None
     divergences: Mapping[str, Divergence] | None = None
     coords: Labels | None = None
+    columns: Mapping[str, list] | None = None
     source: Any = None
 
     @property
@@ -240,6 +242,7 @@ class TemperedFit(NamedTuple):
             >>> draws["y"].shape, bool(jnp.abs(draws["y"].mean() - 20.0) < 0.1)
             ((1000, 1), True)
         """
+        check_columns(self.columns, args, kwargs)
         if hasattr(self.source, "is_symmetric"):
             # Its rows have no other arguments than their number.
             return self.source.predict(rng_key, *args, num_samples=num_samples)

@@ -1,0 +1,170 @@
+"""Predictions at other arguments of a model, by every kind of posterior."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+
+import numpyro_tempered as nt
+from numpyro_tempered.report.arviz import group
+
+KEY, N, S, NOISE = jax.random.key(0), 40, 4000, 0.5
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 2))
+Y = X @ np.array([1.0, -2.0]) + NOISE * RNG.normal(size=N)
+NEW = np.array([[1.0, 0.0], [0.0, 3.0], [-2.0, 1.0]])
+COV = np.linalg.inv(np.eye(2) / 4.0 + 0.5 * X.T @ X / NOISE**2)
+MEAN = COV @ (0.5 * X.T @ Y / NOISE**2)
+
+
+def model(x, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    eta = numpyro.deterministic("eta", x @ theta)
+    with numpyro.plate("n", len(x)):
+        numpyro.sample("y", dist.Normal(eta, NOISE), obs=y)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    at_eta = nt.expectations.gauss_hermite(predictor="eta")
+    options = {"alpha": 0.5, "expectation": at_eta}
+    return nt.fit_gaussian(KEY, model, AutoMultivariateNormal, X, Y, **options)
+
+
+def close(draws, rows):
+    """Moments of draws of y and its predictor are those of the exact predictive."""
+    mean = rows @ MEAN
+    spread = np.einsum("ij,jk,ik->i", rows, COV, rows)
+    for name, variance in (("eta", spread), ("y", spread + NOISE**2)):
+        values = np.asarray(draws[name], float).reshape(-1, len(rows))
+        sd = np.sqrt(variance)
+        error = 5.0 * sd / np.sqrt(len(values))
+        assert np.all(np.abs(values.mean(axis=0) - mean) < error), name
+        np.testing.assert_allclose(values.std(axis=0), sd, rtol=0.1)
+
+
+def test_a_fit_predicts_by_the_exact_predictive(fit):
+    draws = fit.predict(jax.random.key(1), NEW, num_samples=S)
+    assert {name: v.shape for name, v in draws.items()} == {"eta": (S, 3), "y": (S, 3)}
+    close(draws, NEW)
+    # What is observed is not drawn.
+    assert set(fit.predict(jax.random.key(1), NEW, jnp.zeros(3))) == {"eta"}
+
+
+def test_predictions_are_groups_of_arviz_data(fit):
+    data = nt.to_inference_data(
+        fit, num_samples=S, predictions=(NEW,), coords={"n": np.arange(N) + 100}
+    )
+    found, constant = (
+        group(data, "predictions"),
+        group(data, "predictions_constant_data"),
+    )
+    assert found["y"].dims == ("chain", "draw", "n")
+    close({name: found[name].values[0] for name in found.data_vars}, NEW)
+    np.testing.assert_array_equal(constant["x"], NEW)
+    by_name = nt.to_inference_data(fit, num_samples=5, predictions={"x": NEW})
+    assert group(by_name, "predictions")["y"].shape == (1, 5, 3)
+    with pytest.raises(TypeError, match=r"as a tuple .x_new,. or a mapping by name"):
+        nt.to_inference_data(fit, num_samples=5, predictions=NEW)
+
+
+def test_the_columns_of_a_frame_are_those_of_the_fit():
+    frame = pd.DataFrame(X, columns=["age", "dose"])
+    fit = nt.fit_gaussian(KEY, model, AutoNormal, frame, Y)
+    new = pd.DataFrame(NEW, columns=["age", "dose"])
+    assert fit.predict(KEY, new, num_samples=2)["y"].shape == (2, 3)
+    for wrong in (new[["dose", "age"]], new.rename(columns={"age": "years"})):
+        with pytest.raises(ValueError, match=r"has columns \['.*that of the fit"):
+            fit.predict(KEY, wrong)
+
+
+@pytest.mark.full
+def test_streams_and_samplers_predict():
+    tempered = nt.temper(model, alpha=0.5)
+    online = nt.OnlineVI(
+        tempered,
+        nt.guides.AutoOnlineMultivariateNormal,
+        expectation=nt.expectations.gauss_hermite(predictor="eta"),
+    )
+    state, _ = online.run(KEY, X, Y)
+    close(online.posterior(state).predict(KEY, NEW, num_samples=S), NEW)
+    mcmc = MCMC(NUTS(tempered), num_warmup=300, num_samples=S, progress_bar=False)
+    mcmc.run(KEY, X, Y)
+    data = nt.to_inference_data(mcmc, predictions=(NEW,))
+    found = group(data, "predictions")
+    draws = {name: found[name].values[0] for name in found.data_vars}
+    np.testing.assert_allclose(draws["eta"].mean(axis=0), NEW @ MEAN, atol=0.05)
+
+
+def test_a_regression_predicts_in_the_units_of_its_rows():
+    far = X + 1e3
+    prior = {"inclusion_prob": 0.9, "slab_scale": 2.0, "intercept_scale": 1.0}
+    fit = nt.sparse.fit_linear(KEY, far, Y, noise_scale=NOISE, **prior)
+    exact = nt.sparse.predict(fit, NEW + 1e3)
+    for posterior in (fit, fit.on(far, Y)):
+        draws = posterior.predict(KEY, NEW + 1e3, num_samples=S)["y"]
+        np.testing.assert_allclose(draws.mean(axis=0), exact.mean, atol=0.1)
+        np.testing.assert_allclose(draws.std(axis=0), exact.scale, rtol=0.1)
+
+
+def test_mixtures_and_pca_predict_new_rows():
+    rows = np.outer(RNG.normal(size=60), [2.0, -1.0]) + 0.5 * RNG.normal(size=(60, 2))
+    component = nt.components.gaussian(2)
+    # Rows of one draw share its parameters, so their mean varies by 1/50 + 1/60 of a row's variance, not by 1/50
+    # alone; q of PCA takes the location given the scores, whose part of the variance it leaves out.
+    fits = (
+        (nt.mixtures.fit(KEY, rows, component, num_components=1), 1.3, 2.4),
+        (nt.ppca.fit(KEY, rows, num_factors=1), 0.9, 1.3),
+    )
+    for fit, least, most in fits:
+        draws = np.asarray(fit.predict(KEY, 50, num_samples=1000)["x"])
+        assert draws.shape == (1000, 50, 2)
+        cov = np.cov(draws.reshape(-1, 2).T)
+        np.testing.assert_allclose(cov, np.cov(rows.T), rtol=0.35, atol=0.15)
+        ratio = draws[..., 0].mean(axis=1).var() / (cov[0, 0] / 50)
+        assert least < ratio < most
+
+
+def groups(school, size, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+    with numpyro.plate("school", size):
+        theta = numpyro.sample("theta", dist.Normal(mu, 1.0))
+    with numpyro.plate("n", len(school)):
+        numpyro.sample("y", dist.Normal(theta[school], 0.1), obs=y)
+
+
+def test_new_groups_are_drawn_from_their_prior():
+    school = np.repeat(np.arange(4), 10)
+    y = np.array([3.0, 4.0, 5.0, 6.0])[school] + 0.1 * RNG.normal(size=40)
+    fit = nt.fit_gaussian(KEY, groups, AutoMultivariateNormal, school, 4, y)
+    old = fit.predict(KEY, np.arange(4), 4, num_samples=S)
+    np.testing.assert_allclose(old["y"].mean(axis=0), [3, 4, 5, 6], atol=0.1)
+    with pytest.raises(
+        ValueError, match=r"'theta' has shape \(4,\).*new_groups=\['school'\]"
+    ):
+        fit.predict(KEY, np.arange(6), 6)
+    new = fit.predict(KEY, np.arange(6), 6, num_samples=S, new_groups=["school"])
+    assert set(new) == {"theta", "y"}
+    # The parent has a posterior about the mean of the groups, of variance 1/4; a new group adds its own 1.
+    np.testing.assert_allclose(new["y"].mean(axis=0), 4.5, atol=0.15)
+    np.testing.assert_allclose(new["y"].std(axis=0), np.sqrt(1.26), rtol=0.1)
+    with pytest.raises(ValueError, match=r"names \['schools'\].*among the plates"):
+        fit.predict(KEY, np.arange(6), 6, new_groups=["schools"])
+
+
+def test_a_model_that_draws_nothing_says_so(fit):
+    def all_given(x, y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ theta, NOISE), obs=y)
+
+    other = nt.fit_gaussian(KEY, all_given, AutoNormal, X, Y)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
+        other.predict(KEY, NEW)
+    with pytest.raises(ValueError, match="leave out the outcome, or pass None"):
+        other.predict(KEY, NEW, jnp.zeros(3))
+    assert other.predict(KEY, NEW, None, num_samples=2)["y"].shape == (2, 3)
