@@ -14,6 +14,8 @@ from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass
+from numpyro_tempered.infer.guide_laws import location_scale_of
+from numpyro_tempered.infer.location_scale import LocationScale
 from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
 from numpyro_tempered.report.arviz import Coords, Dims
 from numpyro_tempered.select.alpha.base import AlphaChoice
@@ -26,16 +28,10 @@ from numpyro_tempered.select.alpha.sandwich import (
     sampling_se,
 )
 from numpyro_tempered.select.alpha.sandwich import sandwich as sandwich_of
-from numpyro_tempered.select.check.location_scale import LocationScale
 from numpyro_tempered.select.check.moments import Moments
 from numpyro_tempered.select.check.numbers import number_labels
 from numpyro_tempered.select.check.quadrature import moments_of
-from numpyro_tempered.select.check.target import (
-    BATCH,
-    Target,
-    law_of_guide,
-    target_of_fit,
-)
+from numpyro_tempered.select.check.target import BATCH, Target, target_of_fit
 from numpyro_tempered.select.fitted_rows import (
     FittedRows,
     check_centre,
@@ -277,7 +273,7 @@ def _moments_of_fit(
     flat, numbers = (
         np.asarray(part, np.float64) for part in run_program(flatten, values)
     )
-    gaussian = law_of_guide(guide, params)
+    gaussian = location_scale_of(guide, params)
     moments = moments_of(gaussian, target.latents, numbers)
     if gaussian is None:
         gaussian = LocationScale(flat.mean(axis=0), np.atleast_2d(np.cov(flat.T)))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.infer.location_scale import LocationScale
 from numpyro_tempered.select.check.psis import smooth
 
 # Pareto k of weighted squares: above them these have no variance, and no mean that draws could tell.

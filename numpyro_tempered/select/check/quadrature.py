@@ -9,7 +9,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.handlers.likelihood import Site
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
-from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.infer.location_scale import LocationScale
 from numpyro_tempered.select.check.moments import Moments, of_draws
 
 # Where this many nodes and twice as many disagree, moments are by draws.

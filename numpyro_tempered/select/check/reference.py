@@ -13,8 +13,8 @@ from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, dense
 from numpyro_tempered.infer.guides.heavy_tails import MultivariateStudentT
 from numpyro_tempered.infer.guides.student_t import DF
+from numpyro_tempered.infer.location_scale import LocationScale
 from numpyro_tempered.select.check.divergence import Divergences, divergences
-from numpyro_tempered.select.check.location_scale import LocationScale
 from numpyro_tempered.select.check.quadrature import forget_untamed
 from numpyro_tempered.select.check.target import Draws, Target, draws_of_distribution
 

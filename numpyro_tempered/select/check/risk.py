@@ -14,15 +14,10 @@ from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import PRIOR_FACTOR, base_distribution
-from numpyro_tempered.infer.elbo import gaussian_of_laplace
+from numpyro_tempered.infer.guide_laws import location_scale_of
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
-from numpyro_tempered.select.check.target import (
-    BATCH,
-    Target,
-    law_of_guide,
-    target_of_fit,
-)
+from numpyro_tempered.select.check.target import BATCH, Target, target_of_fit
 from numpyro_tempered.theory.bounds import RiskCertificate, pac_bayes
 
 Loss = Callable[..., Array]
@@ -265,10 +260,7 @@ def _same_values(one: tuple[Array, ...], other: tuple[Array, ...]) -> bool:
 
 def gaussian_kl(target: Target, fit: TemperedFit) -> float | None:
     """KL(q, prior) of a Gaussian guide and Normal priors with fixed parameters; None of others."""
-    guide, params = gaussian_of_laplace(
-        fit.guide, fit.model, fit.params, fit.rng_key, fit.args, fit.kwargs
-    )
-    q = law_of_guide(guide, params)
+    q = location_scale_of(fit.guide, fit.params)
     values = {name: site["value"] for name, site in target.latents.items()}
     depends = which_depend(
         lambda latents: _parameters(target, latents, target.args, target.kwargs), values

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from numpyro_tempered.infer.location_scale import LocationScale
 from numpyro_tempered.infer.settle import Convergence
 from numpyro_tempered.select.alpha.guides import shortfall, unconverged
 from numpyro_tempered.select.check.bars import ErrorBars
 from numpyro_tempered.select.check.calibration import _advise, _list
 from numpyro_tempered.select.check.divergence import Divergences
-from numpyro_tempered.select.check.location_scale import LocationScale
 from numpyro_tempered.select.check.missed import Missed
 from numpyro_tempered.select.check.reference import Reference
 from numpyro_tempered.select.check.result import advise, advise_of_modes

@@ -5,7 +5,7 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
-from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.infer.location_scale import LocationScale
 from numpyro_tempered.select.check.moments import corrected, covariance
 from numpyro_tempered.select.check.quadrature import forget_untamed, moments_of
 
