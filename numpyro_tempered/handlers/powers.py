@@ -201,27 +201,24 @@ def _note_guides(*_: object) -> None:
     for each new distribution, and every automatic guide makes one.
     """
     for handler in STACK:
-        if isinstance(handler, handlers.trace):
-            guides = [
-                guide
-                for guide in _auto_guides(handler.fn)
-                if isinstance(guide, _USE_THEIR_MODEL)
-            ]
-            if guides:
-                setattr(handler.trace, _GUIDES, guides)
+        guides = isinstance(handler, handlers.trace) and _with_own_model(handler.fn)
+        if guides:
+            setattr(handler.trace, _GUIDES, guides)
 
 
 # First, as `handlers.collapse` takes the last one away.
 numpyro_private.COERCIONS.insert(0, _note_guides)
 
 
-def _auto_guides(guide: Guide | None) -> list[AutoGuide]:
-    """The automatic guides in a guide."""
-    guides = [layer for layer in handler_chain(guide) if isinstance(layer, AutoGuide)]
-    lists = [layer for layer in guides if isinstance(layer, AutoGuideList)]
-    return guides + [
-        inner for layer in lists for part in layer for inner in _auto_guides(part)
-    ]
+def _with_own_model(guide: Guide | None) -> list[AutoGuide]:
+    """Return the guides in a guide that use their own model."""
+    guides: list[AutoGuide] = []
+    for layer in handler_chain(guide):
+        if isinstance(layer, AutoGuideList):
+            guides += [inner for part in layer for inner in _with_own_model(part)]
+        elif isinstance(layer, _USE_THEIR_MODEL):
+            guides.append(layer)
+    return guides
 
 
 def check_guide(msg: Message) -> None:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 
-from numpyro.infer.autoguide import AutoGuide
-
 from numpyro_tempered.core.checks import check_count, describe
 from numpyro_tempered.core.typing import Guide, Model
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.powers import Powers, is_power
 from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.guide_laws import is_auto
 
 
 def build_guide(
@@ -23,7 +22,7 @@ def build_guide(
         ValueError: If the guide is built on another model.
         TypeError: If the factory does not return a guide.
     """
-    if isinstance(guide, AutoGuide):
+    if is_auto(guide):
         if not is_power(alpha, 1.0):
             raise ValueError(
                 f"this {type(guide).__name__} is built already, on a model without alpha = {alpha}, and "
@@ -63,9 +62,7 @@ def check_restarts(guide: object, num_restarts: int) -> None:
     Raises:
         ValueError: If it is one of these.
     """
-    if check_count(num_restarts, "num_restarts", 1) > 1 and isinstance(
-        guide, AutoGuide
-    ):
+    if check_count(num_restarts, "num_restarts", 1) > 1 and is_auto(guide):
         raise ValueError(
             f"num_restarts needs a new guide for each start, and this {type(guide).__name__} is built already: "
             "pass its class, or a callable from model to guide."

@@ -8,13 +8,6 @@ import jax
 import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer.autoguide import (
-    AutoDiagonalNormal,
-    AutoGuide,
-    AutoLaplaceApproximation,
-    AutoMultivariateNormal,
-    AutoNormal,
-)
 from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.precision import matmul
@@ -27,13 +20,12 @@ from numpyro_tempered.handlers.likelihood import latent_sites
 from numpyro_tempered.handlers.numpyro_private import initial_latent, unpacker
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.flat_gaussian import read_start
-from numpyro_tempered.infer.guides.student_t import StudentTGuide
+from numpyro_tempered.infer.guide_laws import law_of
 from numpyro_tempered.infer.mode import Mode, find_mode
 from numpyro_tempered.infer.set_up import first_call
 
 # A dense Hessian beyond this many latents costs more than the steps that it saves.
 MAX_LATENTS = 500
-_FRAMED = AutoDiagonalNormal | AutoMultivariateNormal | StudentTGuide
 
 
 class Coordinates(NamedTuple):
@@ -136,15 +128,18 @@ def frame_of(
     Returns:
         None where the guide is another, or the model has params, discrete or local latents or subsamples.
     """
-    is_point = isinstance(guide, AutoLaplaceApproximation)
-    if not (is_point or type(guide) is AutoNormal or isinstance(guide, _FRAMED)):
-        return None
-    if is_point:
+    law = law_of(guide)
+    if law.is_laplace:
         with handlers.block():
             handlers.seed(guide, rng_key)(*args, **kwargs)
         loc, unpack = initial_latent(guide), unpacker(guide)
+    elif (
+        law.has_covariance is None
+        or (reading := read_start(rng_key, guide, args, kwargs)) is None
+    ):
+        return None
     else:
-        q, (_, unpack), to_params = read_start(rng_key, guide, args, kwargs)
+        q, _, unpack, to_params = reading
         loc = q.loc
     names = set(jax.eval_shape(unpack, loc))
     if loc.shape[0] > MAX_LATENTS or not _has_density(
@@ -159,7 +154,7 @@ def frame_of(
     def same(mode: Mode) -> Mode:
         return mode
 
-    if is_point:
+    if law.is_laplace:
         name = f"{guide.prefix}_loc"
         return Frame(
             loc,
@@ -197,11 +192,9 @@ def frame_of(
     return Frame(loc, scale, unpack, start, triangular, full)
 
 
-def _tails(
-    guide: AutoGuide,
-) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Params]]:
+def _tails(guide: Any) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Params]]:
     """The start of what else a guide learns, its degrees of freedom, and its parameters of such coordinates."""
-    if not isinstance(guide, StudentTGuide) or guide.df is not None:
+    if not law_of(guide).is_heavy or guide.df is not None:
         return {}, lambda z: {}
     transform = biject_to(guide.df_constraint)
     return {"df": transform.inv(guide.start_df())}, lambda z: {

@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import (
-    AutoGuide,
-    AutoLaplaceApproximation,
-    AutoMultivariateNormal,
-)
+from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.batching import map_batches
@@ -33,6 +29,7 @@ from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import LOCAL, Trace, base_distribution, layers
 from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.handlers.numpyro_private import Unpacks, mask_of
+from numpyro_tempered.infer.guide_laws import is_auto, law_of
 from numpyro_tempered.infer.guides.online import check_guide
 from numpyro_tempered.infer.set_up import first_call
 
@@ -312,10 +309,10 @@ def _is_improper(fn: dist.Distribution) -> bool:
 
 
 def gaussian_of_laplace(
-    guide: Guide, model: Model, params: dict, rng_key: Array, args: tuple, kwargs: dict
+    guide: Any, model: Model, params: dict, rng_key: Array, args: tuple, kwargs: dict
 ) -> tuple[Guide, dict]:
     """Guide and parameters to evaluate: of a Laplace approximation the Gaussian, not the mode."""
-    if not isinstance(guide, AutoLaplaceApproximation):
+    if not law_of(guide).is_laplace:
         return guide, params
     q = guide.get_posterior(params)
     gaussian = AutoMultivariateNormal(model, prefix=guide.prefix)
@@ -335,7 +332,7 @@ def trace_guide(
         handlers.substitute(handlers.seed(guide, rng_key), params)
     ).get_trace
     # Parameters of NumPyro's guides are what their constraints make of them, and each check is some programs.
-    is_known = isinstance(guide, AutoGuide)
+    is_known = is_auto(guide)
     with numpyro.validation_enabled(False) if is_known else contextlib.nullcontext():
         return run(*args, **kwargs)
 
@@ -348,6 +345,15 @@ def trace_model(
     return likelihood.get_trace(handlers.substitute(replayed, params), args, kwargs)
 
 
+def find_points(one: Trace, two: Trace) -> dict[str, Array]:
+    """Return for each latent with a mass at a point whether two draws of a guide agree in it."""
+    return {
+        name: jnp.array_equal(site["value"], two[name]["value"])
+        for name, site in likelihood.latent_sites(one).items()
+        if isinstance(base_distribution(site["fn"]), dist.Delta)
+    }
+
+
 def has_point_mass(
     rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict
 ) -> bool:
@@ -357,11 +363,7 @@ def has_point_mass(
         one, two = (
             trace_guide(k, guide, params, args, kwargs) for k in jax.random.split(key)
         )
-        return {
-            name: jnp.array_equal(site["value"], two[name]["value"])
-            for name, site in likelihood.latent_sites(one).items()
-            if isinstance(base_distribution(site["fn"]), dist.Delta)
-        }
+        return find_points(one, two)
 
     return bool(jax.eval_shape(repeats, rng_key, params)) and any(
         map(bool, run_program(repeats, rng_key, params).values())

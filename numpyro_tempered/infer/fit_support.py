@@ -25,6 +25,7 @@ from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
 from numpyro_tempered.infer.elbo import trace_model
 from numpyro_tempered.infer.fixed_steps import adam_in_units
+from numpyro_tempered.infer.guide_laws import has_gates
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.support_prior import given_size, sparse_priors
 from numpyro_tempered.infer.svi import TemperedFit, finish
@@ -149,7 +150,7 @@ def fit_support(
     check_number(step_size, "step_size", "(0, inf)")
     tempered = temper(model, alpha=alpha)
     instance = build_guide(guide, model, tempered, alpha)
-    if not isinstance(instance, AutoSpikeAndSlab):
+    if not has_gates(instance):
         raise TypeError(
             f"fit_support takes an AutoSpikeAndSlab guide, got {type(instance).__name__}."
         )

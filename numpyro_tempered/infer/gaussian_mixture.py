@@ -2,19 +2,13 @@
 
 import math
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
-from numpyro.infer.autoguide import (
-    AutoDiagonalNormal,
-    AutoGuide,
-    AutoMultivariateNormal,
-    AutoNormal,
-)
 from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.checks import check_count
@@ -29,7 +23,8 @@ from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.coordinates import MAX_LATENTS
-from numpyro_tempered.infer.flat_gaussian import flat_latents, params_at_start
+from numpyro_tempered.infer.flat_gaussian import latents_of, read_start
+from numpyro_tempered.infer.guide_laws import Reading, law_of
 from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
 from numpyro_tempered.infer.modes import (
     Modes,
@@ -83,12 +78,10 @@ def fit_mixture(
     """
     (args, kwargs), (guide_key, form) = data, guide
     mixture = _guide_like(form, num_components)
-    start, latents = (
-        params_at_start(guide_key, mixture, args, kwargs),
-        flat_latents(mixture),
-    )
+    start = cast(Reading, read_start(guide_key, mixture, args, kwargs))
+    latents = latents_of(start)
     # All components start alike.
-    single = jax.tree.map(lambda leaf: leaf[:1], mixture.from_params(start))
+    single = jax.tree.map(lambda leaf: leaf[:1], start.q)
     (d,), diagonal = single.loc.shape[1:], mixture.diagonal
     if d > MAX_LATENTS:
         raise ValueError(
@@ -118,16 +111,9 @@ def fit_mixture(
     )
     noise = normal_nodes(seed, num, d, diagonal=diagonal)
     num_points = _NUM_POINTS + _POINTS_EACH * num_components
-    places = latents.places(d)
 
     def flatten(values: Params) -> Array:
-        return sum(
-            (
-                jnp.zeros(d).at[at].set(jnp.ravel(values[name]))
-                for name, at in places.items()
-            ),
-            jnp.zeros(d),
-        )
+        return jnp.concatenate([jnp.ravel(values[name]) for name in latents.names])
 
     points = starting_points(
         rng_key, prior_draw(model, args, kwargs, flatten), single.loc[0], num_points
@@ -142,30 +128,31 @@ def fit_mixture(
             posterior=reweigh(potential, _mixture(result), more, arrays)
         )
     _warn_of_modes(modes, num_components)
-    return result, mixture, mixture.to_params(_mixture(result))
+    return result, mixture, start.to_params(result.posterior)
 
 
 def _mixture(result: Result) -> GaussianMixture:
     return cast(GaussianMixture, result.posterior)
 
 
-def _guide_like(form: Guide, num_components: int) -> AutoGaussianMixture:
+def _guide_like(form: Any, num_components: int) -> AutoGaussianMixture:
     """The guide of a mixture whose components have the form of a Gaussian guide.
 
     Raises:
         TypeError: If it is no Gaussian.
     """
-    is_full = isinstance(form, AutoMultivariateNormal)
-    if not isinstance(form, AutoGuide) or not (
-        is_full or isinstance(form, AutoDiagonalNormal) or type(form) is AutoNormal
-    ):
+    law = law_of(form)
+    if not law.is_gaussian or law.has_covariance is None:
         raise TypeError(
             "fit_gaussian with num_components takes AutoMultivariateNormal, AutoDiagonalNormal or AutoNormal "
             f"(the class, or a callable from model to one) for the form of components, got {type(form).__name__}."
         )
-    options = {"prefix": form.prefix, "init_loc_fn": form.init_loc_fn}
     return AutoGaussianMixture(
-        form.model, num_components=num_components, diagonal=not is_full, **options
+        form.model,
+        num_components=num_components,
+        diagonal=not law.has_covariance,
+        prefix=form.prefix,
+        init_loc_fn=form.init_loc_fn,
     )
 
 

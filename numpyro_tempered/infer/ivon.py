@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.distributions import biject_to
 from numpyro.infer import RenyiELBO
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoNormal
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_tempered.core.checks import check_number, describe
 from numpyro_tempered.core.typing import Array, Params
@@ -14,6 +14,7 @@ from numpyro_tempered.gaussian import ivon
 from numpyro_tempered.gaussian.ivon import Estimate, IvonState, Schedule
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.infer.elbo import loss_of, refuse_expected_nll
+from numpyro_tempered.infer.guide_laws import law_of
 
 # The window of the curvature is the longest of these: passes over the data, steps, and a share of all steps.
 PASSES, FEWEST, SHARE = 10.0, 100.0, 0.25
@@ -83,7 +84,8 @@ class IVON(NumPyroOptim):
         b2: Schedule | None = None,
         clip_deviations: float = 0.3,
     ) -> None:
-        if not isinstance(guide, AutoNormal | AutoDiagonalNormal):
+        law = law_of(guide)
+        if law.has_covariance is not False or law.is_heavy:
             raise TypeError(
                 "IVON steps the means and standard deviations of an AutoNormal, AutoDiagonalNormal or "
                 f"nt.guides.AutoNetworkNormal, got {describe(guide)}."

@@ -6,14 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_value
-from numpyro.infer.autoguide import (
-    AutoDiagonalNormal,
-    AutoGuide,
-    AutoLaplaceApproximation,
-    AutoLowRankMultivariateNormal,
-    AutoMultivariateNormal,
-    AutoNormal,
-)
+from numpyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 
 from numpyro_tempered.core.checks import check_count, check_record, key_first
 from numpyro_tempered.core.programs import run_program, trace_once
@@ -23,17 +16,16 @@ from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.descent.base import entropy
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.gaussian.families import FullRank, MeanField
-from numpyro_tempered.gaussian.families.base import Gaussian, family_of
+from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.handlers.arguments import feasible_trace
 from numpyro_tempered.handlers.effects import LOCAL
-from numpyro_tempered.handlers.likelihood import subsamples
-from numpyro_tempered.handlers.numpyro_private import unpacker
+from numpyro_tempered.handlers.likelihood import Layout, subsamples
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.evidence import LinearResponse
-from numpyro_tempered.infer.flat_gaussian import read_guide, read_normals
+from numpyro_tempered.infer.flat_gaussian import read_guide
 from numpyro_tempered.infer.free_energy import FreeEnergy, model_objective
 from numpyro_tempered.infer.gaussian import NUM_PARTICLES, quadrature_elbo
-from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.guide_laws import law_of, order_of
 from numpyro_tempered.infer.priors import Latents
 from numpyro_tempered.infer.response import Response, respond
 from numpyro_tempered.infer.svi import TemperedFit, finish
@@ -42,9 +34,6 @@ from numpyro_tempered.infer.svi import TemperedFit, finish
 MAX_LATENTS = 500
 # In nats: the means are off by a standard deviation of the response.
 MAX_GAP = 0.5
-_FULL = (
-    AutoMultivariateNormal | AutoLowRankMultivariateNormal | AutoLaplaceApproximation
-)
 
 
 @key_first
@@ -122,7 +111,7 @@ def linear_response(
         check_record(
             expectation, "expectation", Expectation, 'gauss_hermite(predictor="eta")'
         )
-    mean_field, sites = read_fit(fit)
+    mean_field, layout = read_fit(fit)
     _check_fit(fit, mean_field)
     guide_key, draw_key, elbo_key, later_key = jax.random.split(rng_key, 4)
     model: temper = fit.model  # type: ignore[assignment]
@@ -130,14 +119,13 @@ def linear_response(
     args, kwargs = fit.args, fit.kwargs
     medians = mean_field_guide.median(fit.params)
     # The guide keeps these, and may have computed deterministic sites of the size of the data.
-    start = init_to_value(
-        values={name: medians[name] for name in sites.places(mean_field.loc.shape[0])}
-    )
+    start = init_to_value(values={name: medians[name] for name, _ in layout.sites})
     guide = AutoMultivariateNormal(
         model, prefix=mean_field_guide.prefix, init_loc_fn=start
     )
     _, latents, to_params = read_guide(guide_key, guide, args, kwargs)
-    q = _in_order_of(latents, mean_field, sites)
+    order = order_of(layout, latents.names)
+    q = MeanField(*(jax.device_put(np.asarray(leaf)[order]) for leaf in mean_field))
     energy = model_objective(
         model, latents, q, args, kwargs, expectation=expectation, num_draws=num_draws
     )
@@ -174,8 +162,8 @@ def linear_response(
     return result._replace(convergence=evidence, coords=fit.coords)
 
 
-def read_fit(fit: object) -> tuple[MeanField, Latents]:
-    """The mean-field Gaussian of a fit, and its latent sites.
+def read_fit(fit: object) -> tuple[MeanField, Layout]:
+    """The mean-field Gaussian of a fit, and the order of its coordinates.
 
     Raises:
         TypeError: If it is another fit.
@@ -184,21 +172,13 @@ def read_fit(fit: object) -> tuple[MeanField, Latents]:
         raise TypeError(
             f"linear_response takes a TemperedFit of fit_svi or fit_gaussian, got {type(fit).__name__}."
         )
-    guide: AutoGuide = fit.guide
-    params = fit.params
-    kind = type(guide).__name__
-    if type(guide) is AutoNormal:
-        normals, layout = read_normals(params, guide.prefix)
-        return normals, Latents(tuple(name for name, _ in layout.sites), layout.split)
-    q: Gaussian | None = None
-    if isinstance(guide, AutoDiagonalNormal):
-        q = MeanField(params[f"{guide.prefix}_loc"], params[f"{guide.prefix}_scale"])
-    elif isinstance(guide, StartsAtPrior) and not isinstance(guide, _FULL):
-        q = guide.from_params(params)
-    if q is not None and (family := family_of(q)).diagonal_only:
-        q = family.canonical(q)
-        return MeanField(q.loc, family.root(q)), Latents((), unpacker(guide))
-    if isinstance(guide, _FULL) or q is not None:
+    law, kind = law_of(fit.guide), type(fit.guide).__name__
+    if law.is_gaussian and law.read is not None and not law.has_covariance:
+        q, layout, *_ = law.read(fit.guide, fit.params)
+        if (family := family_of(q)).diagonal_only:
+            q = family.canonical(q)
+            return MeanField(q.loc, family.root(q)), layout
+    if law.is_gaussian or (law.has_covariance and not law.is_heavy):
         raise TypeError(
             f"a fit by {kind} has a covariance already, to which linear response has nothing to add: it is for "
             "fits of mean-field Gaussians, by AutoNormal or AutoDiagonalNormal."
@@ -261,16 +241,6 @@ def _check_fit(fit: TemperedFit, q: MeanField) -> None:
             f"the fit has {d} latent coordinates, and linear response is for at most {MAX_LATENTS}, as it takes "
             f"the whole Hessian of {2 * d} parameters: use fit_svi with AutoLowRankMultivariateNormal."
         )
-
-
-def _in_order_of(latents: Latents, q: MeanField, sites: Latents) -> MeanField:
-    """A Gaussian of these sites, in the order of others."""
-    size = q.loc.shape[0]
-    places = sites.places(size)
-    order = np.empty(size, int)
-    for name, at in latents.places(size).items():
-        order[at] = places[name]
-    return MeanField(*(jax.device_put(np.asarray(leaf)[order]) for leaf in q))
 
 
 def _check_response(

@@ -1,20 +1,17 @@
 """The prior of an online run: another posterior in the guide's terms, and what its Gaussian leaves out."""
 
-import contextlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro.infer import MCMC
-from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
-from numpyro_tempered.gaussian.families import FullRank, Gain, MeanField
+from numpyro_tempered.gaussian.families import FullRank, Gain
 from numpyro_tempered.gaussian.families.base import (
     Gaussian,
     Q,
@@ -27,9 +24,8 @@ from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.handlers.target import check_density, check_smooth
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.flat_gaussian import read_normals
+from numpyro_tempered.infer.guide_laws import gaussian_of, order_of
 from numpyro_tempered.infer.guides.online import StartsAtPrior
-from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.online.base import OnlineState, Rule
@@ -115,33 +111,17 @@ def of_fit(fit: TemperedFit) -> tuple[Gaussian, Layout]:
     Raises:
         TypeError: If the guide is not a Gaussian on the unconstrained scale.
     """
-    guide = fit.guide
-    if isinstance(guide, AutoNormal) and not isinstance(guide, AutoSpikeAndSlab):
-        return read_normals(fit.params, guide.prefix)
-    if isinstance(guide, AutoContinuous):
-        with contextlib.suppress(NotImplementedError, AttributeError):
-            q = guide.get_posterior(fit.params)
-            layout = Layout.of(unpacker(guide)(q.mean))
-            if isinstance(q, dist.MultivariateNormal):
-                return FullRank(q.loc, q.scale_tril), layout
-            if isinstance(q, dist.MultivariateStudentT):
-                # The Gaussian of its moments, as of other guides.
-                return FullRank(
-                    q.loc, q.scale_tril * jnp.sqrt(q.df / (q.df - 2.0))
-                ), layout
-            moments = MeanField(q.mean, jnp.sqrt(q.variance))
-            if all(np.all(np.isfinite(leaf)) for leaf in moments):
-                return moments, layout
-    raise TypeError(
-        f"a posterior by {type(guide).__name__} is not a Gaussian on the unconstrained scale, so it "
-        "cannot be the prior of an online run. Fit with AutoNormal or AutoMultivariateNormal."
-    )
+    if (gaussian := gaussian_of(fit.guide, fit.params)) is None:
+        raise TypeError(
+            f"a posterior by {type(fit.guide).__name__} is not a Gaussian on the unconstrained scale, so it "
+            "cannot be the prior of an online run. Fit with AutoNormal or AutoMultivariateNormal."
+        )
+    return gaussian
 
 
 def reorder(q: Q, old: Layout, new: Layout) -> Q:
     """``q`` with its coordinates, in the order of ``old``, in that of ``new``."""
-    places = old.split(jnp.arange(q.loc.shape[0]))
-    order = np.concatenate([np.ravel(places[name]) for name, _ in new.sites])
+    order = order_of(old, dict(new.sites))
     if np.array_equal(order, np.arange(order.size)):
         return q
     return family_of(q).canonical(

@@ -12,6 +12,7 @@ from numpyro.optim import Adam
 from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.typing import Array, Params
 from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.guide_laws import has_gates
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.support_prior import given_size
 from numpyro_tempered.infer.svi import Optim, TemperedFit, finish
@@ -83,7 +84,7 @@ def round_and_refit(
         [1. 0. 0. 0.] True
     """
     guide = fit.guide if isinstance(fit, TemperedFit) else None
-    if not isinstance(guide, AutoSpikeAndSlab):
+    if not has_gates(guide):
         name = type(fit if guide is None else guide).__name__
         raise TypeError(f"round_and_refit takes a fit by AutoSpikeAndSlab, got {name}.")
     check_number(threshold, "threshold", "(0, 1)")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
-from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
+from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.programs import run_program
@@ -22,6 +22,7 @@ from numpyro_tempered.handlers.numpyro_private import (
     is_reverse,
     start_and_potential,
 )
+from numpyro_tempered.infer.guide_laws import law_of
 
 T = TypeVar("T")
 
@@ -41,10 +42,10 @@ class without_density(Messenger):
         return None
 
 
-def is_light(guide: object) -> bool:
+def is_light(guide: Any) -> bool:
     """Whether the first call of a guide can be had by few programs, and is yet to come."""
     # Of others, such as AutoDelta and AutoGuideList, what they keep is not where the density was looked at.
-    if not isinstance(guide, AutoNormal | AutoContinuous):
+    if law_of(guide).form is None:
         return False
     is_inside = isinstance(guide.model, without_density)
     return guide.prototype_trace is None and is_reverse(guide) and not is_inside
@@ -125,7 +126,7 @@ def at_start(guide: AutoGuide) -> Model:
             return None
         if site["name"] in guide.prototype_trace:
             return guide.prototype_trace[site["name"]]["value"]
-        return initial_latent(guide) if isinstance(guide, AutoContinuous) else None
+        return initial_latent(guide) if law_of(guide).form == "flat" else None
 
     # Masked, as the guide computes no log-density then.
     return handlers.mask(handlers.substitute(guide, substitute_fn=value_of), mask=False)

@@ -6,7 +6,6 @@ from typing import TypeAlias
 import jax
 import numpy as np
 from numpyro.infer import SVI, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.checks import check_count, check_number
@@ -29,11 +28,8 @@ from numpyro_tempered.infer.elbo import (
     trace_model,
 )
 from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses, run_steps
-from numpyro_tempered.infer.guides.gaussian_mixture import (
-    NO_DERIVATIVE,
-    AutoGaussianMixture,
-)
-from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
+from numpyro_tempered.infer.guide_laws import has_gates, is_auto, law_of
+from numpyro_tempered.infer.guides.gaussian_mixture import NO_DERIVATIVE
 from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.settle import settle, warn_unless_settled
 from numpyro_tempered.infer.tempered_fit import TemperedFit
@@ -140,7 +136,7 @@ def fit_svi(
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
     instance = build_guide(guide, model, tempered, alpha)
-    if isinstance(instance, AutoGaussianMixture):
+    if law_of(instance).is_mixture:
         raise ValueError(NO_DERIVATIVE)
     check_count(num_particles, "num_particles", 2)
     check_number(tolerance, "tolerance", "(0, inf)")
@@ -148,9 +144,9 @@ def fit_svi(
     if isinstance(loss, TraceEnum_ELBO):
         raise ValueError(_NO_ENUMERATION)
     fitted, loss = None, with_order(loss)
-    if isinstance(instance, AutoGuide) and not isinstance(instance, AutoSpikeAndSlab):
+    if is_auto(instance) and not has_gates(instance):
         refuse_moving_supports(tempered, args, kwargs)
-    if optim is None and not isinstance(instance, AutoSpikeAndSlab):
+    if optim is None and not has_gates(instance):
         _check_data(likelihood.likelihood_sites(feasible_trace(tempered, args, kwargs)))
         guides = iter([instance])
         fitted = settle(
@@ -235,7 +231,7 @@ def finish(
             broadcast against each other.
     """
     elbo_key, later_key = rng_keys
-    guide = exact_gates(guide)
+    guide = guide.hard() if has_gates(guide) else guide
     if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(params)):
         raise ValueError(
             "the fit ended in parameters that are not finite: check the data for NaN, or take a smaller "
@@ -272,7 +268,7 @@ def _loss_for(guide: Guide, loss: ELBO | None) -> ELBO:
     Raises:
         ValueError: If it would leave the gates of an AutoSpikeAndSlab, or their temperature, where they are.
     """
-    if not isinstance(guide, AutoSpikeAndSlab):
+    if not has_gates(guide):
         return OrderedELBO() if loss is None else loss
     if guide.temperature is None and not isinstance(loss, TraceGraph_ELBO):
         raise ValueError(

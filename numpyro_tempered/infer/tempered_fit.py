@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.display import add_repr
@@ -27,11 +26,16 @@ from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import Trace
-from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.handlers.robust import Divergence
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide
 from numpyro_tempered.infer.evidence import LinearResponse, attrs_of
+from numpyro_tempered.infer.guide_laws import (
+    flat_layout,
+    is_auto,
+    law_of,
+    location_scale_of,
+)
 from numpyro_tempered.infer.moments import moments_of
 from numpyro_tempered.infer.settle import Convergence
 from numpyro_tempered.report.draws import name_of, plain_params
@@ -177,16 +181,15 @@ class TemperedFit(NamedTuple):
             A number, in nats.
         """
         where = self.guide, self.model, self.params, self.key, self.args, self.kwargs
+        guide: Any
         guide, params = gaussian_of_laplace(*where)
         data = dict(values)
-        if isinstance(guide, AutoContinuous):
+        if law_of(guide).form == "flat":
             # Its sites are functions of one flat vector.
             sites = guide.prototype_trace
             flat = [
                 jnp.ravel(biject_to(sites[name]["fn"].support).inv(values[name]))
-                for name, _ in likelihood.Layout.of_parts(
-                    unpacker(guide), guide.latent_dim
-                ).sites
+                for name, _ in flat_layout(guide).sites
             ]
             data = {f"_{guide.prefix}_latent": jnp.concatenate(flat)}
 
@@ -303,7 +306,7 @@ def draw(fit: TemperedFit, rng_key: Array, num_samples: int) -> Params:
         return of_source(rng_key, num_samples)
     guide, params, args, kwargs = fit.guide, fit.params, fit.args, fit.kwargs
     names = list(_latent_sites(fit, rng_key))
-    if isinstance(guide, AutoGuide):
+    if is_auto(guide):
 
         def of_guide(key: Array, params: Params) -> Params:
             return guide.sample_posterior(
@@ -340,7 +343,8 @@ def _moments(fit: TemperedFit) -> tuple[Params, Params]:
     draws, sites = draw(fit, key, NUM_DRAWS), _latent_sites(fit, key)
     latents = {name: sites[name] for name in sorted(draws)}
     flat = [np.reshape(draws[name], (NUM_DRAWS, -1)) for name in latents]
-    moments = moments_of(None, latents, np.concatenate(flat, axis=1, dtype=float))
+    law = location_scale_of(fit.guide, fit.params)
+    moments = moments_of(law, latents, np.concatenate(flat, axis=1, dtype=float))
     layout = likelihood.Layout.of({name: draws[name][0] for name in latents})
     mean, sd = (layout.split(jnp.asarray(part)) for part in (moments.mean, moments.sd))
     return mean, sd

@@ -15,6 +15,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.target import Target, check_density, check_smooth
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass
+from numpyro_tempered.infer.guide_laws import location_scale_of
 from numpyro_tempered.infer.location_scale import LocationScale
 from numpyro_tempered.infer.moments import Moments, moments_of
 from numpyro_tempered.infer.tempered_fit import TemperedFit
@@ -30,7 +31,7 @@ from numpyro_tempered.select.alpha.sandwich import (
 )
 from numpyro_tempered.select.alpha.sandwich import sandwich as sandwich_of
 from numpyro_tempered.select.check.numbers import number_labels
-from numpyro_tempered.select.check.target import BATCH, law_of_guide
+from numpyro_tempered.select.check.target import BATCH
 from numpyro_tempered.select.fitted_rows import (
     FittedRows,
     check_centre,
@@ -263,7 +264,7 @@ def _moments_of_fit(
                 f"the guide {type(fit.guide).__name__} has a latent that is a point, without a standard "
                 "deviation: fit a guide with a scale."
             )
-        gaussian = law_of_guide(guide, params)
+        gaussian = location_scale_of(guide, params)
     values = fit.sample_posterior(rng_key, (num_draws,))
     values = {name: values[name] for name in target.coordinates}
 

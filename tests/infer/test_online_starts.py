@@ -11,7 +11,8 @@ import pytest
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_tempered as nt
-from numpyro_tempered.infer import online_prior
+from numpyro_tempered.handlers.likelihood import Layout
+from numpyro_tempered.infer import guide_laws
 from numpyro_tempered.infer.online_prior import of_fit
 from numpyro_tempered.infer.online_service import _predictors_of
 
@@ -30,9 +31,7 @@ def model():
 def guide(monkeypatch):
     """With the order of its coordinates given, so that nothing is compiled to set it up."""
     monkeypatch.setattr(
-        online_prior,
-        "unpacker",
-        lambda guide: lambda flat: {"s": flat[0], "w": flat[1:]},
+        guide_laws, "flat_layout", lambda guide: Layout((("s", ()), ("w", (2,))))
     )
     return AutoMultivariateNormal(model)
 

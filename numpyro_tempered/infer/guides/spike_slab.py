@@ -16,7 +16,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import Messenger, mutable
 
 from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params, Scalar
+from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params, Scalar
 from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.likelihood import is_masked
 from numpyro_tempered.infer.distributions import SpikeAndSlab
@@ -298,8 +298,3 @@ def _is_real(support: constraints.Constraint) -> bool:
         else support
     )
     return base is constraints.real
-
-
-def exact_gates(guide: Guide) -> Guide:
-    """The guide to evaluate: that with exact gates of a guide that has relaxed ones."""
-    return guide.hard() if isinstance(guide, AutoSpikeAndSlab) else guide

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -21,6 +20,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.guide_laws import is_auto
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.settle_many import DATA_SETS
 from numpyro_tempered.infer.svi import NUM_STEPS
@@ -312,7 +312,7 @@ def _fit(
 
 def _median(task: Task, guide: Guide, params: Params) -> Array | None:
     """The centre of a guide that knows it, as numbers in the order of the sites."""
-    if not isinstance(guide, AutoGuide):
+    if not is_auto(guide):
         return None
     try:
         values = guide.median(params)

@@ -1,15 +1,13 @@
 """Fits of one guide at many powers of the likelihood, each to its optimum."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer import TraceEnum_ELBO
-from numpyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import log_density
 
@@ -19,13 +17,12 @@ from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Guide, Params
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.expectations import Expectation
-from numpyro_tempered.handlers.effects import base_distribution
-from numpyro_tempered.handlers.likelihood import Trace, latent_sites
+from numpyro_tempered.handlers.likelihood import Trace
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.elbo import trace_guide
+from numpyro_tempered.infer.elbo import find_points, trace_guide
 from numpyro_tempered.infer.gaussian_many import GaussianSettler, gaussian_settler
-from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
+from numpyro_tempered.infer.guide_laws import has_gates, is_auto, law_of
 from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.infer.settle import Convergence
@@ -108,13 +105,13 @@ def set_up(
     def run(key: Array) -> Trace:
         return trace_guide(key, guide, {}, data.args, data.kwargs)
 
-    if isinstance(guide, AutoSpikeAndSlab):
+    if has_gates(guide):
         raise ValueError(
             f"AutoSpikeAndSlab has a schedule of its own: fit it {noun} by {noun} by fit_svi."
         )
     before = data.model.runs
     first_call(lambda: run(rng_keys[0]), guide)
-    if isinstance(guide, AutoGuide) and data.model.runs == before:
+    if is_auto(guide) and data.model.runs == before:
         raise ValueError(
             "method builds its guide on another model than the tempered one that it gets."
         )
@@ -130,9 +127,8 @@ def set_up(
         raise ValueError(
             f"the guide has no sites {missing}, which are latent in the model."
         )
-    for name, site in latent_sites(one).items():
-        point = isinstance(base_distribution(site["fn"]), dist.Delta)
-        if point and jnp.array_equal(site["value"], two[name]["value"]):
+    for name, is_point in find_points(one, two).items():
+        if is_point:
             raise ValueError(
                 f"{name_of(guide)} has a point mass at {name!r}, and an ELBO of -inf: take AutoNormal."
             )
@@ -141,7 +137,7 @@ def set_up(
 def build_settler(
     rng_key: Array,
     data: Target,
-    guide: Guide,
+    guide: Any,
     model_of: ModelOf,
     inputs: tuple,
     options: GuideOptions,
@@ -170,12 +166,11 @@ def build_settler(
         )
     one, two, key = jax.random.split(rng_key, 3)
     set_up((one, two), data, guide, batch.noun)
-    if isinstance(guide, AutoGuide):
+    if is_auto(guide):
         refuse_moving_supports(data.model, data.args, data.kwargs)
     where = key, model_of, guide, data.args, data.kwargs, inputs
-    is_full = (
-        isinstance(guide, AutoMultivariateNormal) and guide.latent_dim <= MAX_LATENTS
-    )
+    law = law_of(guide)
+    is_full = law.is_gaussian and law.has_covariance and guide.latent_dim <= MAX_LATENTS
     if options.expectation is not None or (is_full and options.loss is None):
         return gaussian_settler(
             *where,
@@ -353,7 +348,7 @@ def fit_all(
 
 def _mean(task: Task, guide: Guide, params: Params) -> Params | None:
     """The mean of a Gaussian guide on the unconstrained scale, which is where its median comes from."""
-    if task.discrete or not isinstance(guide, AutoGuide):
+    if task.discrete or not is_auto(guide):
         return None
     try:
         return task.unconstrain(guide.median(params))

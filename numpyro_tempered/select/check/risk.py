@@ -15,11 +15,11 @@ from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import PRIOR_FACTOR, base_distribution
 from numpyro_tempered.handlers.target import Target, check_density
-from numpyro_tempered.infer.elbo import gaussian_of_laplace
+from numpyro_tempered.infer.guide_laws import location_scale_of
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.report.draws import bind
-from numpyro_tempered.select.check.target import BATCH, law_of_guide
+from numpyro_tempered.select.check.target import BATCH
 from numpyro_tempered.theory.bounds import RiskCertificate, pac_bayes
 
 Loss = Callable[..., Array]
@@ -275,10 +275,7 @@ def _same_values(one: tuple[Array, ...], other: tuple[Array, ...]) -> bool:
 
 def gaussian_kl(target: Target, fit: TemperedFit) -> float | None:
     """KL(q, prior) of a Gaussian guide and Normal priors with fixed parameters; None of others."""
-    guide, params = gaussian_of_laplace(
-        fit.guide, fit.model, fit.params, fit.key, fit.args, fit.kwargs
-    )
-    q = law_of_guide(guide, params)
+    q = location_scale_of(fit.guide, fit.params)
     values = target.values
     depends = which_depend(
         lambda latents: _parameters(target, latents, target.args, target.kwargs), values

@@ -1,6 +1,5 @@
 """Draws of distributions with their importance ratios to a tempered posterior."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -8,21 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
-from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
 
 from numpyro_tempered.core.batching import compiled_map, map_batches
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Params
-from numpyro_tempered.gaussian.families.gaussian_mixture import (
-    GaussianMixture,
-    triangular,
-)
-from numpyro_tempered.handlers.numpyro_private import unpacker
+from numpyro_tempered.gaussian.families import GaussianMixture
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.antithetic import OrderedELBO
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass, trace_guide
-from numpyro_tempered.infer.flat_gaussian import read_normals
-from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
+from numpyro_tempered.infer.guide_laws import location_scale_of, mixture_of
 from numpyro_tempered.infer.location_scale import LocationScale
 from numpyro_tempered.infer.moments import Moments, moments_of, of_draws
 from numpyro_tempered.infer.tempered_fit import TemperedFit
@@ -83,17 +76,12 @@ def draws_of_fit(
         )
 
     log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key, params))
-    law = law_of_guide(guide, params)
+    law = location_scale_of(guide, params)
     if law is not None:
         _check_resolution(law, flat)
     moments = moments_of(law, target.coordinates, values)
     return Draws(
-        _checked(log_ratios),
-        flat,
-        values,
-        moments,
-        law,
-        mixture_of_guide(guide, params),
+        _checked(log_ratios), flat, values, moments, law, mixture_of(guide, params)
     )
 
 
@@ -169,97 +157,6 @@ def draws_of_distribution(
         moments_of(law, target.coordinates, values),
         law,
     )
-
-
-def law_of_guide(guide: object, params: Params) -> LocationScale | None:
-    """The Gaussian or Student's t of an AutoGuide in flat unconstrained coordinates; None of others.
-
-    Raises:
-        ValueError: If a Student's t has no variance.
-    """
-    if not isinstance(guide, AutoGuide):
-        return None
-    unpack: Callable[[Array], Params]
-    df: np.ndarray | None = None
-    is_joint = False
-    if type(guide) is AutoNormal:
-        normals, layout = read_normals(params, guide.prefix)
-        scale = np.asarray(normals.scale, np.float64)
-        mean, cov, unpack = normals.loc, np.diag(np.square(scale)), layout.split
-    elif isinstance(guide, AutoContinuous):
-        try:
-            q, unpack = guide.get_posterior(params), unpacker(guide)
-        except (
-            NotImplementedError
-        ):  # of guides with a posterior that is no distribution
-            return None
-        if isinstance(q, dist.Normal) or (
-            isinstance(q, dist.Independent) and isinstance(q.base_dist, dist.Normal)
-        ):
-            mean, cov = q.mean, np.diag(np.asarray(q.variance))
-        elif isinstance(q, dist.MultivariateNormal):
-            # In double precision, in which small eigenvalues survive the product.
-            root = np.asarray(q.scale_tril, np.float64)
-            mean, cov = q.mean, root @ root.T
-        elif isinstance(q, dist.LowRankMultivariateNormal):
-            factor = np.asarray(q.cov_factor, np.float64)
-            mean, cov = (
-                q.mean,
-                factor @ factor.T + np.diag(np.asarray(q.cov_diag, np.float64)),
-            )
-        elif isinstance(q, dist.StudentT | dist.MultivariateStudentT):
-            mean, cov, df = _of_student_t(q)
-            is_joint = isinstance(q, dist.MultivariateStudentT)
-        else:
-            return None
-    else:
-        return None
-    order = _order(unpack, mean.size)
-    return LocationScale(
-        np.asarray(mean, np.float64)[order],
-        np.asarray(cov, np.float64)[np.ix_(order, order)],
-        None if df is None else df[order],
-        is_joint,
-    )
-
-
-def _of_student_t(
-    q: dist.StudentT | dist.MultivariateStudentT,
-) -> tuple[Array, np.ndarray, np.ndarray]:
-    """Mean, covariance and degrees of freedom of the coordinates.
-
-    Raises:
-        ValueError: If a coordinate has no variance.
-    """
-    loc = jnp.broadcast_to(q.loc, q.shape())
-    df = np.array(np.broadcast_to(np.asarray(q.df, np.float64), loc.shape))
-    if df.min() <= 2.0:
-        raise ValueError(
-            f"the guide is a Student's t of {df.min():.3g} degrees of freedom, which has no variance, and errors "
-            "are in standard deviations: take more than 2."
-        )
-    if isinstance(q, dist.MultivariateStudentT):
-        tril = np.asarray(q.scale_tril, np.float64)
-        return loc, tril @ tril.T * (df[0] / (df[0] - 2.0)), df
-    return (
-        loc,
-        np.diag(np.square(np.asarray(q.scale, np.float64)) * df / (df - 2.0)),
-        df,
-    )
-
-
-def mixture_of_guide(guide: object, params: Params) -> GaussianMixture | None:
-    """The mixture of an AutoGaussianMixture in flat unconstrained coordinates; None of other guides."""
-    if not isinstance(guide, AutoGaussianMixture):
-        return None
-    q, order = guide.from_params(params), _order(unpacker(guide), guide.latent_dim)
-    return triangular(q._replace(loc=q.loc[:, order], root=q.root[:, order]))
-
-
-def _order(unpack: Callable[[Array], Params], size: int) -> np.ndarray:
-    """Where a guide has the coordinates, which are in the order of the names of their sites here."""
-    places = {name: np.ravel(at) for name, at in unpack(jnp.arange(size)).items()}
-    return np.concatenate([places[name] for name in sorted(places)])
 
 
 def _as_double(arrays: tuple[Array, ...]) -> list[np.ndarray]:

@@ -10,9 +10,9 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous, AutoMultivariateNormal
 
 import numpyro_tempered as nt
+from numpyro_tempered.infer.guide_laws import location_scale_of
 from numpyro_tempered.infer.guides.heavy_tails import StudentT
 from numpyro_tempered.infer.location_scale import LocationScale
-from numpyro_tempered.select.check.target import law_of_guide
 
 KEY = jax.random.key(0)
 LOC, DF = np.array([3.0, -50.0]), 6.0
@@ -221,4 +221,4 @@ def test_a_guide_without_a_variance_raises():
         guide()
     message = "^the guide is a Student's t of 1 degrees of freedom, which has no variance, and errors.*than 2"
     with pytest.raises(ValueError, match=message):
-        law_of_guide(guide, {"auto_loc": jnp.zeros(guide.latent_dim)})
+        location_scale_of(guide, {"auto_loc": jnp.zeros(guide.latent_dim)})

@@ -18,10 +18,10 @@ from numpyro.infer.autoguide import (
 )
 
 import numpyro_tempered as nt
+from numpyro_tempered.infer.guide_laws import location_scale_of
 from numpyro_tempered.report.draws import bind
 from numpyro_tempered.select.check import reference
 from numpyro_tempered.select.check.reference import _candidate, cover
-from numpyro_tempered.select.check.target import law_of_guide
 
 KEY = jax.random.key(0)
 LOC, SCALE, DF = np.array([1.0, -2.0, 3.0]), np.array([0.5, 2.0, 0.1]), 6.0
@@ -88,7 +88,7 @@ def set_up(guide):
 @pytest.mark.parametrize("name", LAWS)
 def test_the_law_of_a_guide_is_that_of_its_params(name):
     guide, params, cov = LAWS[name]
-    law = law_of_guide(
+    law = location_scale_of(
         set_up(guide),
         {key: jnp.asarray(value, jnp.float32) for key, value in params.items()},
     )
@@ -104,8 +104,8 @@ def test_the_law_of_a_guide_is_that_of_its_params(name):
 
 
 def test_other_guides_have_no_law():
-    assert law_of_guide(AutoDelta(model), {}) is None
-    assert law_of_guide(model, {}) is None
+    assert location_scale_of(AutoDelta(model), {}) is None
+    assert location_scale_of(model, {}) is None
 
 
 def test_the_fit_of_a_stream_is_that_of_its_state():
@@ -116,7 +116,7 @@ def test_the_fit_of_a_stream_is_that_of_its_state():
     fit = bind(online.posterior(state), (Y,))
     assert fit.model is online.model
     assert fit.args[0].tolist() == Y.tolist()
-    law = law_of_guide(fit.guide, fit.params)
+    law = location_scale_of(fit.guide, fit.params)
     np.testing.assert_allclose(
         law.loc, np.asarray(state.posterior.loc)[BY_NAME], rtol=1e-6
     )
