@@ -26,6 +26,7 @@ from numpyro_tempered.handlers.effects import (
     read_powers,
 )
 from numpyro_tempered.handlers.observed import check_shape
+from numpyro_tempered.handlers.powers import as_factor
 
 Site = Message
 T = TypeVar("T")
@@ -105,7 +106,7 @@ def untempered_log_prob(site: Site) -> Array:
 
 def weight(site: Site) -> float:
     """The factor of a site's log-probability: its power times its other scales."""
-    return site.get(ALPHA, 1.0) * other_scale(site)
+    return as_factor(site.get(ALPHA, 1.0)) * other_scale(site)
 
 
 def other_scale(site: Site) -> float:

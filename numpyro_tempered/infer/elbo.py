@@ -30,9 +30,16 @@ from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, Trace, base_distribution, layers
+from numpyro_tempered.handlers.effects import (
+    ALPHA,
+    LOCAL,
+    Trace,
+    base_distribution,
+    layers,
+)
 from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.handlers.numpyro_private import Unpacks, mask_of
+from numpyro_tempered.handlers.powers import as_factor
 from numpyro_tempered.infer.guides.online import check_guide
 from numpyro_tempered.infer.set_up import first_call
 
@@ -225,7 +232,7 @@ def evaluate_elbo(
     loss = _analytic_where_valid(model_trace, guide_trace)
 
     powers = {
-        name: likelihood.power_of(site)
+        name: site.get(ALPHA, 1.0)
         for name, site in likelihood.likelihood_sites(model_trace).items()
     }
     # One power above 0 for all data of a site leaves its untempered log-likelihood in the loss.
@@ -247,7 +254,7 @@ def evaluate_elbo(
             return (
                 weighted - kl,
                 sum(
-                    (parts[name] / power for name, power in powers.items()),
+                    (parts[name] / as_factor(power) for name, power in powers.items()),
                     jnp.zeros(()),
                 ),
                 kl,

@@ -19,7 +19,8 @@ from numpyro_tempered.gaussian.descent.minimise import RUNNING
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.arguments import check_call
-from numpyro_tempered.handlers.temper import check_alpha, temper
+from numpyro_tempered.handlers.powers import as_operands
+from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.flat_gaussian import read_guide
 from numpyro_tempered.infer.free_energy import FreeEnergy, model_objective
@@ -133,7 +134,7 @@ def fit_gaussian(
         >>> bool(fit.convergence.converged), int(fit.convergence.num_evaluations) < 30
         (True, True)
     """
-    alpha = check_alpha(alpha)
+    alpha = as_operands(alpha)
     coords = axis_labels((args, kwargs))
     options = {
         "alpha": alpha,

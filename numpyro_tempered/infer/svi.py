@@ -30,8 +30,9 @@ from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call, feasible_trace
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
+from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.robust import Divergence, divergences
-from numpyro_tempered.handlers.temper import check_alpha, temper
+from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import OrderedELBO, with_order
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.elbo import (
@@ -229,7 +230,7 @@ def fit_svi(
         >>> print(f"{fit.params['theta_auto_scale']:.1f}")  # 1 / sqrt(1 + 6 / 2)
         0.5
     """
-    alpha, coords = check_alpha(alpha), axis_labels((args, kwargs))
+    alpha, coords = as_operands(alpha), axis_labels((args, kwargs))
     options = {
         "alpha": alpha,
         "num_steps": num_steps,

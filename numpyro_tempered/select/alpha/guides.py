@@ -21,6 +21,7 @@ from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.effects import base_distribution
 from numpyro_tempered.handlers.likelihood import Trace, latent_sites
+from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.elbo import trace_guide
 from numpyro_tempered.infer.gaussian_many import GaussianSettler, gaussian_settler
@@ -312,7 +313,7 @@ def fit_all(
     each = jax.device_get(compile_once(log_lik, key, whole.params)(key, whole.params))
 
     def fit_at(k: int) -> tuple[TemperedFit, tuple, dict]:
-        tempered = temper(task.original, alpha=float(alphas[k]))
+        tempered = temper(task.original, alpha=as_operands(float(alphas[k])))
         instance = recipe.method(tempered)
         elbo_key, later_key, setup_key = jax.random.split(
             jax.random.fold_in(fit_key, k), 3
