@@ -214,6 +214,7 @@ def evaluate_elbo(
     kwargs: dict,
     *,
     num_particles: int,
+    trace: Trace | None = None,
 ) -> TemperedELBO:
     """The ELBO of a fitted guide on a tempered model.
 
@@ -225,9 +226,12 @@ def evaluate_elbo(
         args: Positional arguments of model and guide.
         kwargs: Their keyword arguments.
         num_particles: Number of draws, at least 2.
+        trace: Of the model at any draw, where it is known.
     """
     guide_trace = trace_guide(rng_key, guide, params, args, kwargs)
-    model_trace = trace_model(rng_key, model, guide_trace, params, args, kwargs)
+    model_trace = trace or trace_model(
+        rng_key, model, guide_trace, params, args, kwargs
+    )
     observed = set(likelihood.likelihood_sites(model_trace))
     loss = _analytic_where_valid(model_trace, guide_trace)
 

@@ -249,10 +249,13 @@ def fit_svi(
     if isinstance(loss, TraceEnum_ELBO):
         raise ValueError(_NO_ENUMERATION)
     fitted, loss = None, with_order(loss)
-    if isinstance(instance, AutoGuide) and not isinstance(instance, AutoSpikeAndSlab):
-        refuse_moving_supports(tempered, args, kwargs)
-    if optim is None and not isinstance(instance, AutoSpikeAndSlab):
-        _check_data(likelihood.likelihood_sites(feasible_trace(tempered, args, kwargs)))
+    is_smooth = not isinstance(instance, AutoSpikeAndSlab)
+    if is_smooth and (optim is None or isinstance(instance, AutoGuide)):
+        trace = feasible_trace(tempered, args, kwargs)
+        if isinstance(instance, AutoGuide):
+            refuse_moving_supports(tempered, trace, args, kwargs)
+        _check_data(likelihood.likelihood_sites(trace))
+    if is_smooth and optim is None:
         guides = iter([instance])
         fitted = settle(
             fit_key,
@@ -360,6 +363,7 @@ def finish(
             args,
             kwargs,
             num_particles=num_particles,
+            trace=trace,
         )
     fit = TemperedFit(
         tempered, guide, params, alpha, losses, elbo, observed, args, kwargs, later_key

@@ -19,6 +19,7 @@ from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Guide, Params
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.expectations import Expectation
+from numpyro_tempered.handlers.arguments import feasible_trace
 from numpyro_tempered.handlers.effects import base_distribution
 from numpyro_tempered.handlers.likelihood import Trace, latent_sites
 from numpyro_tempered.handlers.powers import as_operands
@@ -171,7 +172,8 @@ def build_settler(
     one, two, key = jax.random.split(rng_key, 3)
     set_up((one, two), data, guide, batch.noun)
     if isinstance(guide, AutoGuide):
-        refuse_moving_supports(data.model, data.args, data.kwargs)
+        trace = feasible_trace(data.model, data.args, data.kwargs)
+        refuse_moving_supports(data.model, trace, data.args, data.kwargs)
     where = key, model_of, guide, data.args, data.kwargs, inputs
     is_full = (
         isinstance(guide, AutoMultivariateNormal) and guide.latent_dim <= MAX_LATENTS
