@@ -17,6 +17,7 @@ from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import in_precision
 from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.verbs import RUNNING
 from numpyro_tempered.handlers.effects import (
     ALPHA,
     PRIOR_FACTOR,
@@ -67,7 +68,8 @@ class Layout:
 
 def get_trace(model: Model, args: tuple, kwargs: dict) -> Trace:
     """The untempered trace of ``model``, with powers and prior factors written on its sites."""
-    return handlers.trace(read_powers(model)).get_trace(*args, **kwargs)
+    with RUNNING:
+        return handlers.trace(read_powers(model)).get_trace(*args, **kwargs)
 
 
 def likelihood_sites(trace: Trace) -> Trace:

@@ -51,7 +51,7 @@ class Operand(float):
     def __new__(cls, value: float) -> "Operand":
         """Return the number with its array."""
         power = super().__new__(cls, value)
-        power.array = jnp.asarray(float(value))
+        power.array = jax.device_put(float(value))
         return power
 
     def __reduce__(self) -> tuple:

@@ -17,6 +17,7 @@ from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.differentiation import hessian_product
 from numpyro_tempered.core.programs import compile_once, run_program
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.gaussian.families import SpikeSlab, spike_slab
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call
@@ -75,6 +76,7 @@ class _Programs(NamedTuple):
 
 
 @key_first
+@runs_models
 def fit_support(
     rng_key: Array,
     model: Model,

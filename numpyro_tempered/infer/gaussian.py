@@ -13,6 +13,7 @@ from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.descent import Method, Result, minimise
 from numpyro_tempered.gaussian.descent.minimise import RUNNING
@@ -37,6 +38,7 @@ APART = 0.1
 NUM_PARTICLES = 1000
 
 
+@runs_models
 def fit_gaussian(
     rng_key: Array,
     model: Model,

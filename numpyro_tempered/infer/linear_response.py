@@ -19,6 +19,7 @@ from numpyro_tempered.core.checks import check_count, check_record, key_first
 from numpyro_tempered.core.programs import run_program, trace_once
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.descent.base import entropy
 from numpyro_tempered.gaussian.expectations import Expectation
@@ -48,6 +49,7 @@ _FULL = (
 
 
 @key_first
+@runs_models
 def linear_response(
     rng_key: Array,
     fit: TemperedFit,

@@ -25,6 +25,7 @@ from numpyro_tempered.core.result import (
     summarise_observed,
 )
 from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, PyTree
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call, feasible_trace
@@ -154,6 +155,7 @@ class TemperedFit(NamedTuple):
         )
 
 
+@runs_models
 def fit_svi(
     rng_key: Array,
     model: Model,

@@ -10,6 +10,7 @@ from numpyro_tempered.core.labels import axis_labels, column_labels
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.robust import divergences
@@ -25,6 +26,7 @@ from numpyro_tempered.report.draws import (
 )
 
 
+@runs_models
 def to_inference_data(
     result: object,
     *data: object,
