@@ -309,7 +309,7 @@ CASES = {
     "a certificate under jit": (
         lambda: jax.jit(lambda key: nt.certify_risk(key, unfitted(), "y"))(KEY),
         ValueError,
-        "^certify_risk looks at numbers, and runs outside of jit, vmap and grad",
+        "^certify_risk looks at numbers, and runs outside of jit, vmap, grad and scan",
     ),
     "a grid of no point": (
         lambda: nt.online.ewa_grid(np.ones((0, 2)), step_size=1.0),

@@ -29,6 +29,7 @@ from numpyro_tempered.core.processes import (
 )
 from numpyro_tempered.core.rows import held_array, is_list
 from numpyro_tempered.core.typing import Model
+from numpyro_tempered.core.verbs import RUNNING
 from numpyro_tempered.handlers.effects import Trace, handler_chain
 from numpyro_tempered.handlers.likelihood import (
     get_trace,
@@ -237,6 +238,7 @@ def _runs(model: Model, args: tuple, kwargs: dict) -> bool:
     """Whether a model has a likelihood at these arguments."""
     try:
         with (
+            RUNNING,
             handlers.block(),
             numpyro.validation_enabled(False),
             warnings.catch_warnings(),

@@ -17,6 +17,7 @@ from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import in_precision
 from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.verbs import RUNNING
 from numpyro_tempered.handlers.effects import (
     ALPHA,
     PRIOR_FACTOR,
@@ -26,6 +27,7 @@ from numpyro_tempered.handlers.effects import (
     read_powers,
 )
 from numpyro_tempered.handlers.observed import check_shape
+from numpyro_tempered.handlers.powers import as_factor
 
 Site = Message
 T = TypeVar("T")
@@ -66,7 +68,8 @@ class Layout:
 
 def get_trace(model: Model, args: tuple, kwargs: dict) -> Trace:
     """The untempered trace of ``model``, with powers and prior factors written on its sites."""
-    return handlers.trace(read_powers(model)).get_trace(*args, **kwargs)
+    with RUNNING:
+        return handlers.trace(read_powers(model)).get_trace(*args, **kwargs)
 
 
 def likelihood_sites(trace: Trace) -> Trace:
@@ -105,7 +108,7 @@ def untempered_log_prob(site: Site) -> Array:
 
 def weight(site: Site) -> float:
     """The factor of a site's log-probability: its power times its other scales."""
-    return site.get(ALPHA, 1.0) * other_scale(site)
+    return as_factor(site.get(ALPHA, 1.0)) * other_scale(site)
 
 
 def other_scale(site: Site) -> float:

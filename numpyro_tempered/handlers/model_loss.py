@@ -7,6 +7,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.verbs import RUNNING
 from numpyro_tempered.gaussian.expectations.base import ModelLoss
 from numpyro_tempered.gaussian.expectations.differentiate import depends_on
 from numpyro_tempered.handlers.effects import Trace, base_distribution
@@ -66,7 +67,7 @@ def model_loss(
             return biject_to(site["fn"].support)(values[site["name"]])
 
         at_theta = handlers.substitute(model, substitute_fn=constrain)
-        with refuse_subsampling():
+        with RUNNING, refuse_subsampling():
             trace = get_trace(
                 handlers.substitute(at_theta, substitute_fn=fill), args, kwargs
             )

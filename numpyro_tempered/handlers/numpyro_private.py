@@ -22,6 +22,7 @@ from numpyro.optim import _NumPyroOptim as NumPyroOptim
 from numpyro.primitives import _PYRO_STACK as STACK
 
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.verbs import RUNNING
 
 __all__ = [
     "COERCIONS",  # what is called for each new distribution, those of guides and of handlers.collapse too
@@ -66,7 +67,8 @@ def unpack_and_constrain(
     guide: AutoContinuous, flat: Array, params: Mapping[str, ArrayLike]
 ) -> dict[str, Array]:
     """The latents in draws of a guide's flat vector, on the scale of the model."""
-    return guide._unpack_and_constrain(flat, params)
+    with RUNNING:
+        return guide._unpack_and_constrain(flat, params)
 
 
 def mask_of(masked: MaskedDistribution) -> ArrayLike:

@@ -21,7 +21,7 @@ from numpyro.primitives import Messenger
 from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import ArrayLike, Guide
+from numpyro_tempered.core.typing import Array, ArrayLike, Guide
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import numpyro_private
 from numpyro_tempered.handlers.effects import (
@@ -37,6 +37,32 @@ from numpyro_tempered.handlers.numpyro_private import STACK
 # Or a tracer of one, or an array with one for each datum.
 Power: TypeAlias = float
 Powers: TypeAlias = Power | dict[str, Power]
+
+
+class Operand(float):
+    """A power that compiled programs take as an argument, so that one program serves them all.
+
+    Attributes:
+        array: The same number as an array. It is made outside of traces, of which it would be a constant.
+    """
+
+    array: Array
+
+    def __new__(cls, value: float) -> "Operand":
+        """Return the number with its array."""
+        power = super().__new__(cls, value)
+        power.array = jax.device_put(float(value))
+        return power
+
+    def __reduce__(self) -> tuple:
+        """Pickle the number alone."""
+        return type(self), (float(self),)
+
+
+def as_factor(alpha: Any) -> Any:
+    """Return what a log-probability is multiplied by for a power: the array of an operand."""
+    return alpha.array if isinstance(alpha, Operand) else alpha
+
 
 # Guides whose objective is a density of the model that they keep, not of the model that SVI is given.
 _USE_THEIR_MODEL = (AutoDAIS, AutoLaplaceApproximation, AutoSemiDAIS)
@@ -65,6 +91,21 @@ def check_alpha(alpha: ArrayLike | Mapping[str, ArrayLike]) -> Powers:
     }
 
 
+def as_operands(alpha: ArrayLike | Mapping[str, ArrayLike]) -> Powers:
+    """Check powers, and make their numbers operands of compiled programs, as arrays are anyway.
+
+    Of 0 and 1 programs make use, which leave the likelihood out or the scales alone: they stay as they are.
+    """
+    return jax.tree.map(
+        lambda power: (
+            power
+            if not isinstance(power, float) or power in (0.0, 1.0)
+            else Operand(power)
+        ),
+        check_alpha(alpha),
+    )
+
+
 def _check_power(alpha: Any, name: str) -> Any:
     try:
         if isinstance(alpha, list | tuple) or hasattr(alpha, "to_numpy"):
@@ -75,7 +116,7 @@ def _check_power(alpha: Any, name: str) -> Any:
         check_number(alpha, name, "[0, inf)")
     except TypeError as error:
         raise ValueError(str(error)) from error
-    return alpha if is_traced(alpha) else float(alpha)
+    return alpha if is_traced(alpha) or isinstance(alpha, Operand) else float(alpha)
 
 
 def is_power(alpha: Powers, value: float) -> bool:
@@ -128,6 +169,7 @@ def at_data(alpha: Any, msg: Message) -> Any:
 
 def scale(msg: Message, alpha: Power) -> None:
     """Multiply the scale of a site, in the two places where NumPyro keeps it."""
+    alpha = as_factor(alpha)
     msg["scale"] = alpha if msg.get("scale") is None else alpha * msg["scale"]
     plates = msg.setdefault("plate_to_scale", {})
     plates[None] = alpha if plates.get(None) is None else alpha * plates[None]

@@ -11,7 +11,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.programs import run_program, trace_once
 from numpyro_tempered.core.typing import Array, Model, Params, PyTree
 from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.handlers.arguments import feasible_trace
@@ -83,7 +83,8 @@ class Frame(NamedTuple):
                 theta.dtype
             )
 
-        return find_mode(potential, self.loc)
+        # Newton's method takes its value, gradient and Hessian, of one trace.
+        return find_mode(trace_once(potential, self.loc), self.loc)
 
 
 def at_the_mode(

@@ -26,9 +26,16 @@ from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, Trace, base_distribution, layers
+from numpyro_tempered.handlers.effects import (
+    ALPHA,
+    LOCAL,
+    Trace,
+    base_distribution,
+    layers,
+)
 from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.handlers.numpyro_private import Unpacks, mask_of
+from numpyro_tempered.handlers.powers import as_factor
 from numpyro_tempered.infer.guide_laws import is_auto, law_of
 from numpyro_tempered.infer.guides.online import check_guide
 from numpyro_tempered.infer.set_up import first_call
@@ -204,6 +211,7 @@ def evaluate_elbo(
     kwargs: dict,
     *,
     num_particles: int,
+    trace: Trace | None = None,
 ) -> TemperedELBO:
     """The ELBO of a fitted guide on a tempered model.
 
@@ -215,14 +223,17 @@ def evaluate_elbo(
         args: Positional arguments of model and guide.
         kwargs: Their keyword arguments.
         num_particles: Number of draws, at least 2.
+        trace: Of the model at any draw, where it is known.
     """
     guide_trace = trace_guide(rng_key, guide, params, args, kwargs)
-    model_trace = trace_model(rng_key, model, guide_trace, params, args, kwargs)
+    model_trace = trace or trace_model(
+        rng_key, model, guide_trace, params, args, kwargs
+    )
     observed = set(likelihood.likelihood_sites(model_trace))
     loss = _analytic_where_valid(model_trace, guide_trace)
 
     powers = {
-        name: likelihood.power_of(site)
+        name: site.get(ALPHA, 1.0)
         for name, site in likelihood.likelihood_sites(model_trace).items()
     }
     # One power above 0 for all data of a site leaves its untempered log-likelihood in the loss.
@@ -244,7 +255,7 @@ def evaluate_elbo(
             return (
                 weighted - kl,
                 sum(
-                    (parts[name] / power for name, power in powers.items()),
+                    (parts[name] / as_factor(power) for name, power in powers.items()),
                     jnp.zeros(()),
                 ),
                 kl,

@@ -17,11 +17,12 @@ from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.differentiation import hessian_product
 from numpyro_tempered.core.programs import compile_once, run_program
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.gaussian.families import SpikeSlab, spike_slab
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call
-from numpyro_tempered.handlers.powers import Powers
-from numpyro_tempered.handlers.temper import check_alpha, temper
+from numpyro_tempered.handlers.powers import Powers, as_operands
+from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.build_guide import build_guide
 from numpyro_tempered.infer.elbo import trace_model
 from numpyro_tempered.infer.fixed_steps import adam_in_units
@@ -76,6 +77,7 @@ class _Programs(NamedTuple):
 
 
 @key_first
+@runs_models
 def fit_support(
     rng_key: Array,
     model: Model,
@@ -144,7 +146,7 @@ def fit_support(
         >>> print(fit.params["w_auto_probs"], fit.params["w_auto_loc"][0].round(1))
         [1. 0. 0. 0.] 2.0
     """
-    alpha = check_alpha(alpha)
+    alpha = as_operands(alpha)
     args, kwargs = check_call(fit_support, rng_key, model, guide, args, kwargs)
     check_count(num_steps, "num_steps", 1)
     check_number(step_size, "step_size", "(0, inf)")

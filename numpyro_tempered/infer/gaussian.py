@@ -13,13 +13,15 @@ from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.labels import axis_labels, frame_columns
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.descent import Method, Result, minimise
 from numpyro_tempered.gaussian.descent.minimise import RUNNING
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.arguments import check_call
-from numpyro_tempered.handlers.temper import check_alpha, temper
+from numpyro_tempered.handlers.powers import as_operands
+from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.flat_gaussian import read_guide
 from numpyro_tempered.infer.free_energy import FreeEnergy, model_objective
@@ -36,6 +38,7 @@ APART = 0.1
 NUM_PARTICLES = 1000
 
 
+@runs_models
 def fit_gaussian(
     rng_key: Array,
     model: Model,
@@ -133,7 +136,7 @@ def fit_gaussian(
         >>> bool(fit.convergence.converged), int(fit.convergence.num_evaluations) < 30
         (True, True)
     """
-    alpha = check_alpha(alpha)
+    alpha = as_operands(alpha)
     coords, columns = axis_labels((args, kwargs)), frame_columns(args, kwargs)
     options = {
         "alpha": alpha,

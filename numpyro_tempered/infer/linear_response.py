@@ -12,6 +12,7 @@ from numpyro_tempered.core.checks import check_count, check_record, key_first
 from numpyro_tempered.core.programs import run_program, trace_once
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.descent.base import entropy
 from numpyro_tempered.gaussian.expectations import Expectation
@@ -37,6 +38,7 @@ MAX_GAP = 0.5
 
 
 @key_first
+@runs_models
 def linear_response(
     rng_key: Array,
     fit: TemperedFit,

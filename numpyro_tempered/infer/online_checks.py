@@ -17,6 +17,7 @@ from numpyro_tempered.core.model_arguments import ArgumentStructure, join, separ
 from numpyro_tempered.core.processes import spans_processes
 from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Model, Numbers, Params
+from numpyro_tempered.core.verbs import RUNNING
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
@@ -75,7 +76,7 @@ def set_up_guide(
     # The prior may depend on the arguments, and the guide keeps that of its first call.
     other = guide if guide.prototype_trace is None else guide.fresh()
     # Shapes alone matter here: NumPyro's validation of the values waits for the rounds.
-    with handlers.block(), numpyro.validation_enabled(False):
+    with RUNNING, handlers.block(), numpyro.validation_enabled(False):
         check_model(rng_key, model, args, kwargs)
         first_call(lambda: other.set_up(rng_key, args, kwargs), other)
     if other.layout != guide.layout:
@@ -258,7 +259,7 @@ def check_batch(
     Raises:
         ValueError: If a site depends on several rows at once.
     """
-    with numpyro.validation_enabled(False):
+    with RUNNING, numpyro.validation_enabled(False):
         if mask is not None:
             check_one_loss_a_row(model, guide, len(mask), args, kwargs)
         loss = model_loss(model, guide, expectation.predictor, expectation.num_outputs)
@@ -324,7 +325,7 @@ def observed_arguments(
                 if site["value"] is leaf
             )
 
-    with handlers.block(), numpyro.validation_enabled(False):
+    with RUNNING, handlers.block(), numpyro.validation_enabled(False):
         jax.eval_shape(trace, jax.random.key(0), shapes)
     return tuple(sites)
 

@@ -10,6 +10,7 @@ from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.verbs import RUNNING
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families import FullRank, Gain
 from numpyro_tempered.gaussian.families.base import (
@@ -137,7 +138,9 @@ def residual(
     start = guide.get_posterior(guide.to_params(guide.prior))
 
     def loss(theta: Array) -> Array:
-        log_prior = -potential_energy(prior_only, args, kwargs, unpacker(guide)(theta))
+        latents = unpacker(guide)(theta)
+        with RUNNING:
+            log_prior = -potential_energy(prior_only, args, kwargs, latents)
         return jnp.sum(start.log_prob(theta)) - log_prior
 
     return monte_carlo(loss, num_particles=num_particles)

@@ -13,12 +13,14 @@ from numpyro_tempered.core.labels import axis_labels, frame_columns
 from numpyro_tempered.core.progress import ProgressBar
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, PyTree
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call, feasible_trace
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
+from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.robust import divergences
-from numpyro_tempered.handlers.temper import check_alpha, temper
+from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import OrderedELBO, with_order
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.elbo import (
@@ -48,6 +50,7 @@ leave loss out, or run NumPyro's SVI with TraceEnum_ELBO on nt.temper(model, alp
 NUM_STEPS, NUM_STEPS_GIVEN = 20_000, 3000
 
 
+@runs_models
 def fit_svi(
     rng_key: Array,
     model: Model,
@@ -124,7 +127,7 @@ def fit_svi(
         >>> print(f"{fit.params['theta_auto_scale']:.1f}")  # 1 / sqrt(1 + 6 / 2)
         0.5
     """
-    alpha, coords = check_alpha(alpha), axis_labels((args, kwargs))
+    alpha, coords = as_operands(alpha), axis_labels((args, kwargs))
     columns = frame_columns(args, kwargs)
     options = {
         "alpha": alpha,
@@ -144,10 +147,13 @@ def fit_svi(
     if isinstance(loss, TraceEnum_ELBO):
         raise ValueError(_NO_ENUMERATION)
     fitted, loss = None, with_order(loss)
-    if is_auto(instance) and not has_gates(instance):
-        refuse_moving_supports(tempered, args, kwargs)
-    if optim is None and not has_gates(instance):
-        _check_data(likelihood.likelihood_sites(feasible_trace(tempered, args, kwargs)))
+    is_smooth = not has_gates(instance)
+    if is_smooth and (optim is None or is_auto(instance)):
+        trace = feasible_trace(tempered, args, kwargs)
+        if is_auto(instance):
+            refuse_moving_supports(tempered, trace, args, kwargs)
+        _check_data(likelihood.likelihood_sites(trace))
+    if is_smooth and optim is None:
         guides = iter([instance])
         fitted = settle(
             fit_key,
@@ -255,6 +261,7 @@ def finish(
             args,
             kwargs,
             num_particles=num_particles,
+            trace=trace,
         )
     fit = TemperedFit(
         tempered, guide, params, alpha, losses, elbo, observed, args, kwargs, later_key

@@ -11,6 +11,7 @@ from numpyro_tempered.core.labels import axis_labels, column_labels
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import Description
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import argument_names
@@ -27,6 +28,7 @@ from numpyro_tempered.report.draws import (
 from numpyro_tempered.report.predict import predict
 
 
+@runs_models
 def to_inference_data(
     posterior: object,
     *data: object,

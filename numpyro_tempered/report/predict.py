@@ -8,6 +8,7 @@ from numpyro.infer import Predictive
 
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.effects import plates_of
@@ -15,6 +16,7 @@ from numpyro_tempered.handlers.likelihood import Trace
 from numpyro_tempered.handlers.robust import as_densities
 
 
+@runs_models
 def predict(
     rng_key: Array,
     model: Model,

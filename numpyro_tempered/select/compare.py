@@ -9,6 +9,7 @@ import numpy as np
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import DataSummary, Posterior, TemperedELBO, fit_attrs
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.robust import divergences
@@ -31,6 +32,7 @@ Name = TypeVar("Name", bound=Hashable)
 ADVICE = "compare ELBOs of the same data."
 
 
+@runs_models
 def compare(
     fits: Mapping[Name, Posterior],
     log_prior: LogPrior = None,

@@ -16,6 +16,7 @@ from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.progress import ProgressBar, progress_bars, progress_within
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.target import Target
@@ -69,6 +70,7 @@ class _Path(NamedTuple):
     variational: Arrays
 
 
+@runs_models
 def temper_path(
     rng_key: Array,
     model: Model,

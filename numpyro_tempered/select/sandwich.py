@@ -12,6 +12,7 @@ from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.differentiation import jacobian
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.target import Target, check_density, check_smooth
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass
@@ -74,6 +75,7 @@ class Parts(NamedTuple):
 
 
 @key_first
+@runs_models
 def sandwich(
     rng_key: Array,
     fit: object,

@@ -15,6 +15,7 @@ from numpyro.optim import Adam
 from tempered_models import Y, density, normal, normal_density, trace_of
 
 import numpyro_tempered as nt
+from numpyro_tempered.handlers.powers import as_operands
 
 
 def plain(y):
@@ -192,3 +193,9 @@ def test_a_fit_travels(model, key):
     assert density(got.model, {"theta": 0.7}, Y) == pytest.approx(
         normal_density(0.7, got.alpha), rel=1e-5
     )
+
+
+def test_an_operand_travels():
+    (power,) = pickle.loads(pickle.dumps([as_operands(0.3)]))
+    assert (power, float(power.array)) == (0.3, pytest.approx(0.3))
+    assert [type(each) for each in (as_operands(0.0), as_operands(1))] == [float, float]

@@ -141,3 +141,42 @@ def test_a_second_call_compiles_nothing(name):
         COMPILED.clear()
         call(jax.random.key(number), number)
     assert not COMPILED
+
+
+def with_power(key, name, alpha, model=model):
+    if name == "fit_svi":
+        return nt.fit_svi(key, model, AutoNormal, *data(0), alpha=alpha)
+    options = {"alpha": alpha, "expectation": ETA}
+    return nt.linear_response(
+        key, nt.fit_gaussian(key, model, AutoNormal, *data(0), **options)
+    )
+
+
+NAMES = ["fit_svi", "fit_gaussian and linear_response"]
+POWERS = {
+    "number": (0.5, 0.7),
+    "mapping": ({"y": 0.3}, {"y": 0.7}),
+    "array": (np.linspace(0.1, 1.0, 60), np.linspace(0.2, 0.9, 60)),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", POWERS)
+def test_another_power_compiles_nothing(name, kind):
+    one, other = POWERS[kind]
+    first = with_power(jax.random.key(0), name, one)
+    COMPILED.clear()
+    second = with_power(jax.random.key(0), name, other)
+    assert not COMPILED
+    assert first.elbo.value != second.elbo.value
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
+def test_a_power_is_that_of_a_model_tempered_by_hand(name):
+    fit = with_power(jax.random.key(0), name, 0.3)
+    by_hand = with_power(jax.random.key(0), name, 1.0, nt.temper(model, 0.3))
+    assert fit.alpha == by_hand.alpha == 0.3
+    for one, other in zip(fit.elbo[:4], by_hand.elbo[:4], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)

@@ -17,6 +17,7 @@ from numpyro_tempered.core.labels import Labels, axis_labels
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.progress import ProgressBar, progress_bars
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
@@ -67,6 +68,7 @@ class Design(NamedTuple):
     mcmc: MCMCOptions
 
 
+@runs_models
 def check_coverage(
     rng_key: Array,
     model: Model,

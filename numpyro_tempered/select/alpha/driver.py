@@ -12,6 +12,7 @@ from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.labels import Labels, axis_labels
 from numpyro_tempered.core.progress import ProgressBar, progress_bars
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
@@ -62,6 +63,7 @@ from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
 DEFAULT_GRID = np.geomspace(2.0**-6, 1.0, 10)
 
 
+@runs_models
 def select_alpha(
     rng_key: Array,
     model: Model,

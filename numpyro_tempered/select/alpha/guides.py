@@ -17,7 +17,9 @@ from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Guide, Params
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.expectations import Expectation
+from numpyro_tempered.handlers.arguments import feasible_trace
 from numpyro_tempered.handlers.likelihood import Trace
+from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.elbo import find_points, trace_guide
@@ -167,7 +169,8 @@ def build_settler(
     one, two, key = jax.random.split(rng_key, 3)
     set_up((one, two), data, guide, batch.noun)
     if is_auto(guide):
-        refuse_moving_supports(data.model, data.args, data.kwargs)
+        trace = feasible_trace(data.model, data.args, data.kwargs)
+        refuse_moving_supports(data.model, trace, data.args, data.kwargs)
     where = key, model_of, guide, data.args, data.kwargs, inputs
     law = law_of(guide)
     is_full = law.is_gaussian and law.has_covariance and guide.latent_dim <= MAX_LATENTS
@@ -308,7 +311,7 @@ def fit_all(
     each = jax.device_get(compile_once(log_lik, key, whole.params)(key, whole.params))
 
     def fit_at(k: int) -> tuple[TemperedFit, tuple, dict]:
-        tempered = temper(task.model.fn, alpha=float(alphas[k]))
+        tempered = temper(task.model.fn, alpha=as_operands(float(alphas[k])))
         instance = recipe.method(tempered)
         elbo_key, later_key, setup_key = jax.random.split(
             jax.random.fold_in(fit_key, k), 3

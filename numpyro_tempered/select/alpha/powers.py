@@ -13,6 +13,7 @@ from numpyro.infer.util import constrain_fn
 from numpyro_tempered.core.differentiation import jacobian
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.handlers.arguments import check_key_and_model, model_arguments
 from numpyro_tempered.report.arviz import dataset
 from numpyro_tempered.select.alpha.base import Task
@@ -64,6 +65,7 @@ class Powers(NamedTuple):
         )
 
 
+@runs_models
 def calibrated_powers(
     rng_key: Array,
     model: Model,

@@ -16,6 +16,7 @@ from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.progress import ProgressBar, progress_bars
 from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
@@ -74,6 +75,7 @@ class Calibration(NamedTuple):
     data: ArviZData
 
 
+@runs_models
 def check_calibration(
     rng_key: Array,
     model: Model,

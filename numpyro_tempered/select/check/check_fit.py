@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, is_traced, key_first
+from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.likelihood import plain_arrays
 from numpyro_tempered.handlers.target import Target, check_density, check_smooth
@@ -57,6 +58,7 @@ MAX_COVARIANCES = 100
 
 
 @key_first
+@runs_models
 def check_fit(
     rng_key: Array,
     fit: object,
@@ -139,10 +141,6 @@ def check_fit(
         ('bounded', True)
     """
     check_count(num_draws, "num_draws", 100)
-    if is_traced(rng_key):
-        raise ValueError(
-            "check_fit looks at numbers, and runs outside of jit, vmap and grad."
-        )
     own_key, other_key = jax.random.split(rng_key)
     modes_key = jax.random.fold_in(other_key, 1)
     labels = axis_labels((data, kwargs))

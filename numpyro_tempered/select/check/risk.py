@@ -9,8 +9,9 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.checks import check_count, check_number, is_traced, key_first
+from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
+from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import PRIOR_FACTOR, base_distribution
@@ -33,6 +34,7 @@ _UNTRACEABLE = (
 
 
 @key_first
+@runs_models
 def certify_risk(
     rng_key: Array,
     fit: object,
@@ -102,10 +104,6 @@ def certify_risk(
         >>> bool(certificate.value < 0.2), certificate.estimate
         (True, False)
     """
-    if is_traced(rng_key):
-        raise ValueError(
-            "certify_risk looks at numbers, and runs outside of jit, vmap and grad."
-        )
     bound = bind(fit, rng_key=rng_key)
     if not isinstance(bound, TemperedFit):
         raise TypeError(
