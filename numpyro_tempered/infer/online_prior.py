@@ -37,7 +37,7 @@ def as_prior(
     """The Gaussian that a run of ``guide`` starts at.
 
     Args:
-        prior: An ``OnlineVIState``, a :class:`TemperedFit`, or a Gaussian on the flat unconstrained scale.
+        prior: An ``OnlineVIState``, a :class:`.TemperedFit`, or a Gaussian on the flat unconstrained scale.
         guide: An online guide that has been set up.
 
     Returns:

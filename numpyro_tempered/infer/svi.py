@@ -81,8 +81,8 @@ class TemperedFit(NamedTuple):
         args: The model's positional arguments.
         kwargs: The model's keyword arguments.
         rng_key: Key for what is drawn from the fit afterwards.
-        convergence: How near the fit came to the optimum: a :class:`Convergence` of :func:`fit_svi`, a
-            :class:`~numpyro_tempered.descent.Result` of :func:`fit_gaussian`, a :class:`LinearResponse` of
+        convergence: How near the fit came to the optimum: a :class:`.Convergence` of :func:`fit_svi`, a
+            :class:`.descent.Result` of :func:`fit_gaussian`, a :class:`.LinearResponse` of
             :func:`linear_response`; None of other fits.
         divergences: By site what :class:`robust` has put in the place of the log-likelihood; None if nothing.
         coords: Labels of the data's named axes, such as the columns of a frame; None if there are none.
@@ -104,7 +104,7 @@ class TemperedFit(NamedTuple):
 
     @property
     def converged(self) -> bool | None:
-        """Whether the fit reached its tolerance; None where nothing shows it, see :class:`Convergence`."""
+        """Whether the fit reached its tolerance; None where nothing shows it, see :class:`.Convergence`."""
         if self.convergence is None or self.convergence.converged is None:
             return None
         return bool(self.convergence.converged)
@@ -205,8 +205,8 @@ def fit_svi(
         **kwargs: Keyword arguments of the model.
 
     Returns:
-        A :class:`TemperedFit`, with its :class:`Convergence`. A fit that has not converged warns, by a
-        :class:`ConvergenceWarning`: its ELBO says little about its model, and :func:`compare` refuses it.
+        A :class:`.TemperedFit`, with its :class:`.Convergence`. A fit that has not converged warns, by a
+        :class:`.ConvergenceWarning`: its ELBO says little about its model, and :func:`compare` refuses it.
 
     Raises:
         ValueError: If ``alpha`` is out of range, the model observes nothing, the guide is built on another

@@ -1,6 +1,6 @@
 """Mixtures by tempered coordinate ascent."""
 
-from numpyro_tempered.mixtures import starts
+from numpyro_tempered.mixtures import components, starts
 from numpyro_tempered.mixtures.bridges.from_sklearn import from_sklearn
 from numpyro_tempered.mixtures.bridges.model import numpyro_guide, numpyro_model
 from numpyro_tempered.mixtures.bridges.polish import polish
@@ -26,6 +26,7 @@ __all__ = [
     "MixtureEM",
     "MixtureFit",
     "as_tempered_fit",
+    "components",
     "em",
     "fit",
     "fit_chunks",
@@ -48,3 +49,4 @@ __all__ = [
     "stick_breaking",
     "stochastic",
 ]
+__dir__ = __all__.copy

@@ -201,7 +201,7 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [9.0], [9.1], [9.2]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.relabel(nt.mixtures.fit(jax.random.key(0), x, component, num_components=2))
         >>> fit.counts.round(1).tolist()
         [3.0, 1.0]
@@ -259,7 +259,7 @@ def as_tempered_fit(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> tempered = nt.mixtures.as_tempered_fit(jax.random.key(1), fit, x)
         >>> tempered.elbo.value == fit.bound.value

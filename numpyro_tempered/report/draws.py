@@ -1,4 +1,4 @@
-"""Draws of every algorithm, with their model and data, as a :class:`~numpyro_tempered.Run`.
+"""Draws of every algorithm, with their model and data, as a :class:`.Run`.
 
 A result has the method ``as_run`` of the protocol :class:`~numpyro_tempered.core.result.Result`. This module adds
 the runs of an ``MCMC`` and of plain draws.

@@ -57,12 +57,12 @@ def to_inference_data(
     ``PPCAFit``, ``FactorSelection``                  ``x, rng_key=key``
     ``LinearFit``, ``LogisticFit``                    ``x, y, rng_key=key``
     ``AlphaChoice``                                   what its fit takes
-    ``descent.Result``, ``online.PartitionedRun``     ``rng_key=key``
+    ``gaussian.descent.Result``, ``online.PartitionedRun``     ``rng_key=key``
     dictionary of draws ``(S, ...)`` by site          the tempered model, then its arguments
     ================================================= ====================================================
 
     A selection gives the fit that it selects. A class of your own is a result if it has the method ``as_run``,
-    which returns a :class:`Run`.
+    which returns a :class:`.Run`.
 
     Of a mixture: draws of ``weights`` and of the components' parameters with dims ``component``, ``feature``, and
     ``level`` (of a category) or ``other_feature`` (of a matrix); the log-likelihood of the observed entries of

@@ -122,7 +122,7 @@ def sandwich(
 
     Args:
         rng_key: For draws, which numbers need that are functions of several coordinates, such as proportions.
-        fit: A :class:`TemperedFit` with any continuous guide, at any power, or the choice of
+        fit: A :class:`.TemperedFit` with any continuous guide, at any power, or the choice of
             :func:`select_alpha`.
         groups: Of rows that depend on each other, a label for each, as for ``select_alpha``: scores are summed
             within groups.
@@ -133,7 +133,8 @@ def sandwich(
         dims: Names of the dimensions by site.
 
     Returns:
-        A :class:`SandwichErrors`. Its table has a row for each number of each latent site, in its own units, with
+        A :class:`.SandwichErrors`. Its table has a row for each number of each latent site, in its own units,
+        with
 
         - ``mean``, ``sd``: of the fit;
         - ``curvature_sd``: the standard deviation of the tempered posterior by its curvature at the mode: where

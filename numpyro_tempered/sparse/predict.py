@@ -189,7 +189,7 @@ def predict_proba(
 
 
 @key_first
-def sparse_as_tempered_fit(
+def as_tempered_fit(
     rng_key: Array,
     fit: SparseFit,
     x: ArrayLike,
@@ -199,7 +199,7 @@ def sparse_as_tempered_fit(
 ) -> TemperedFit:
     """A sparse regression as a result of SVI, for ``compare``, ``to_inference_data`` and ``round_and_refit``.
 
-    The model has the sites ``coef``, with its :class:`~numpyro_tempered.distributions.SpikeAndSlab` prior,
+    The model has the sites ``coef``, with its :class:`~numpyro_tempered.sparse.SpikeAndSlab` prior,
     ``intercept`` where there is one, at the means of the columns, and ``y``. The guide is an
     :class:`~numpyro_tempered.guides.AutoSpikeAndSlab` with exact gates at the fitted factors.
 
@@ -211,7 +211,7 @@ def sparse_as_tempered_fit(
         num_particles: Draws for the ELBO of a logistic regression.
 
     Returns:
-        A :class:`TemperedFit` with ``losses`` of shape ``(0,)``. Its ``elbo`` is that of a linear fit, exactly;
+        A :class:`.TemperedFit` with ``losses`` of shape ``(0,)``. Its ``elbo`` is that of a linear fit, exactly;
         of a logistic one it is evaluated by draws, and above the fit's objective, which bounds it. With
         estimated noise it bounds the evidence at that noise alone.
 
@@ -227,17 +227,17 @@ def sparse_as_tempered_fit(
         >>> y = 2.0 * x[:, 1]
         >>> prior = {"inclusion_prob": 0.3, "slab_scale": 1.0}
         >>> fit = nt.sparse.fit_linear(jax.random.key(0), x, y, noise_scale=0.5, **prior)
-        >>> tempered = nt.sparse_as_tempered_fit(jax.random.key(1), fit, x, y)
+        >>> tempered = nt.sparse.as_tempered_fit(jax.random.key(1), fit, x, y)
         >>> nt.compare({"all": tempered})["posterior"]["coef"].shape
         (1, 1000, 3)
     """
     if not isinstance(fit, LinearFit | LogisticFit):
         raise TypeError(
-            f"sparse_as_tempered_fit takes a LinearFit or LogisticFit, got {type(fit).__name__}."
+            f"sparse.as_tempered_fit takes a LinearFit or LogisticFit, got {type(fit).__name__}."
         )
     if isinstance(fit, LinearFit) and fit.noise_posterior is not None:
         raise ValueError(
-            "the noise of this LinearFit has a prior, which the model of sparse_as_tempered_fit has not: fit "
+            "the noise of this LinearFit has a prior, which the model of sparse.as_tempered_fit has not: fit "
             "with noise_scale, or with an estimated one."
         )
     x, y = as_data(x, y)

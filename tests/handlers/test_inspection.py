@@ -128,7 +128,7 @@ def test_log_likelihood_of_the_prior_alone():
     draws, y = {"theta": jnp.array([0.1, 0.7])}, jnp.asarray(Y)
     prior = nt.temper(normal, alpha=0.0)
     assert not log_likelihood(prior, draws, y)["y"].any()
-    read = evaluate_draws(nt.Run(prior, {}, (y,)), draws, True, ())[0]["y"]
+    read = evaluate_draws(nt.results.Run(prior, {}, (y,)), draws, True, ())[0]["y"]
     np.testing.assert_allclose(read, log_likelihood(normal, draws, y)["y"], rtol=1e-6)
 
 

@@ -127,7 +127,7 @@ def test_elbo_is_that_of_its_factors_and_never_falls(shape, intercept_scale, noi
 def test_as_a_tempered_fit_it_has_the_parts_of_its_elbo():
     x, y = oracle.linear_data(1, 20, 6, rho=0.9)
     found = fit(x, y, alpha=0.5)
-    tempered = nt.sparse_as_tempered_fit(KEY, found, x, y, num_particles=100)
+    tempered = nt.sparse.as_tempered_fit(KEY, found, x, y, num_particles=100)
     assert tempered.alpha == 0.5
     assert tempered.elbo[:4] == pytest.approx(found.as_elbo()[:4], rel=1e-10)
     # With an intercept, coefficients are of the columns less their means.

@@ -270,8 +270,8 @@ class AlphaChoice(NamedTuple):
 
     Attributes:
         alpha: The chosen power.
-        fit: The posterior at it: a :class:`~numpyro_tempered.TemperedFit`, a NumPyro ``MCMC`` that has run, or
-            the :class:`~numpyro_tempered.OnlineVIState` at the end of the stream.
+        fit: The posterior at it: a :class:`.TemperedFit`, a NumPyro ``MCMC`` that has run, or
+            the :class:`.OnlineVIState` at the end of the stream.
         data: ArviZ data of that posterior, with the groups ``alpha_selection`` along the grid and
             ``calibrated_powers`` by parameter.
         advice: A sentence: the choice, its aim, and whether there is a need to temper.
