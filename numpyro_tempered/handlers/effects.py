@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from types import MethodType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -30,6 +31,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Q = ParamSpec("Q")
 S = TypeVar("S")
+# A decorated model of unknown parameters: no model takes None alone.
+Unknown = TypeVar("Unknown", bound="DecoratedModel[[None], Any]")
+if TYPE_CHECKING:
+
+    class Handler:
+        """NumPyro's Messenger; a base whose types are unknown would match every overload."""
+
+        __init__: Any
+        __enter__: Any
+        __exit__: Any
+        __call__: Any
+
+else:
+    Handler = Messenger
 Message: TypeAlias = dict[str, Any]
 Trace: TypeAlias = dict[str, Message]
 
@@ -128,12 +143,17 @@ class DecoratedModel(Generic[P, R]):
 
     fn: Any
     __name__: str
+    __call__: Callable[P, R]
 
     def _copy(self, fn: Callable) -> Any:
         raise NotImplementedError
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Unknown, instance: object, owner: type | None = None
+    ) -> Unknown: ...
     @overload
     def __get__(
         self: "DecoratedModel[Concatenate[Any, Q], S]",

@@ -121,7 +121,7 @@ class as_densities(Messenger):
     """Run a robust model with the densities of its observed sites, as its predictions have them."""
 
 
-class robust(effects.DecoratedModel[P, R], Messenger):
+class robust(effects.DecoratedModel[P, R], effects.Handler):
     r"""Replace the log-likelihood by minus the beta-divergence, under which an outlier counts for little.
 
     Each datum's log-density log f is replaced by

@@ -7,7 +7,7 @@ from typing import Any, Never, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.primitives import Messenger, get_mask
+from numpyro.primitives import get_mask
 
 from numpyro_tempered.core.typing import ArrayLike, Guide, Model
 from numpyro_tempered.handlers import effects, observed, powers
@@ -20,7 +20,7 @@ from numpyro_tempered.handlers.numpyro_private import COERCIONS, STACK
 from numpyro_tempered.handlers.powers import check_alpha, is_power
 
 
-class temper(effects.DecoratedModel[P, R], Messenger):
+class temper(effects.DecoratedModel[P, R], effects.Handler):
     r"""Raise the likelihood to the power ``alpha`` and leave the prior alone.
 
     The decorated model targets the tempered (fractional) posterior

@@ -42,7 +42,7 @@ _FAR = 20.0
 class _Problem(NamedTuple):
     """What is fitted."""
 
-    tempered: Model
+    tempered: temper
     guide: AutoSpikeAndSlab
     args: tuple
     kwargs: dict

@@ -566,7 +566,7 @@ def test_what_does_not_fit_is_refused():
         nt.online.partitioned(LOGISTIC, damping=2.0)
     with pytest.raises(
         TypeError,
-        match=r"^partitioned takes.*OnlineVI.bare_loss\(rng_key, online, \*args\) makes one of it",
+        match=r"^partitioned takes.*online.bare_loss\(rng_key, \*args\) makes one of it",
     ):
         nt.online.partitioned(nt.expectations.gauss_hermite(predictor="eta"))
     with pytest.raises(
