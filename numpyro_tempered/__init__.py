@@ -1,7 +1,7 @@
 """Tempered, online and model-selecting variational Bayes for any NumPyro model.
 
 Models: ``temper`` raises the likelihood of a model to a power, ``robust`` puts a divergence in its place, and
-``marginalize`` sums its local discrete latents out. Each is a function, a decorator and a method's decorator.
+``marginalize`` sums its local discrete latents out. Each takes a model, or decorates a function or a method.
 
 Fits: ``fit_svi`` takes any guide, ``fit_gaussian`` fits a Gaussian without a learning rate, and ``OnlineVI``
 learns a stream, one batch after the other. ``select_alpha`` chooses the power, ``temper_path`` follows it.
@@ -15,7 +15,7 @@ Namespaces:
     alpha: Criteria for the power.
     mixtures, ppca, sparse: Mixtures, probabilistic PCA and sparse regression by coordinate ascent.
     online: Rules for streams, what runs and saves them, and chunks of tables.
-    optim, guides: Optimisers and guides for NumPyro's ``SVI``.
+    guides, optim: Guides and optimisers for NumPyro's ``SVI``.
     expectations, gaussian: Expected losses, Gaussian families, and descent on them.
     bounds: The right sides of the theorems, comparators in hindsight, and ledgers of regret.
     estimators, plots: The same for scikit-learn and river, and by matplotlib.
@@ -91,7 +91,7 @@ __dir__ = __all__.copy
 __version__ = version("numpyro_tempered")
 # Imported when they are first used.
 _LAZY = {"estimators", "plots", "results", "sparse", "warnings"}
-# Names that were at the top of version 0.1, and where they are.
+# Names that were at top level before version 0.2, and where they are.
 _MOVED = {
     "BareLoss": "OnlineVI.bare_loss",
     "Calibration": "results.Calibration",

@@ -29,8 +29,8 @@ class temper(effects.DecoratedModel[P, R], effects.Handler):
 
     under every NumPyro algorithm that honours scales. Each observed site's log-probability is multiplied
     by ``alpha``; latent sites, and the Jacobian and reparameterisation factors that NumPyro itself emits as
-    observed sites, are not. Works as function, decorator and context manager, composes with subsampling
-    plates and other scales, and multiplies when nested.
+    observed sites, are not. Works as function, decorator, of methods too, and context manager, composes with
+    subsampling plates and other scales, and multiplies when nested.
 
     ``alpha`` below 1 tempers, 1 is Bayes, 0 is the prior, above 1 is a cold posterior that counts the
     data more than once. A mapping gives each observed site a power of its own, as in a power prior with

@@ -93,7 +93,7 @@ def _ledger_group(data: Mapping[str, Any]) -> "xr.Dataset | None":
         return None
     if "regret" not in group_names(data):
         raise ValueError(
-            f"plot_regret needs the result of regret_ledger, got groups {group_names(data)}."
+            f"plot_regret needs the result of nt.bounds.regret_ledger, got groups {group_names(data)}."
         )
     return group(data, "regret")
 

@@ -383,7 +383,8 @@ def test_another_loss_is_refused_when_traced(name, x64):
         state = svi.init(KEY, x[:1], y[:1])
         for update in (svi.update, svi.stable_update):
             with pytest.raises(
-                TypeError, match=rf"optim\.{name} holds.*nt\.ExpectedNLL, got {got}"
+                TypeError,
+                match=rf"optim\.{name} holds.*nt\.optim\.ExpectedNLL, got {got}",
             ):
                 jax.eval_shape(update, state, x[:1], y[:1])
 

@@ -10,7 +10,7 @@ CALLS = {
     "no mixture": (
         lambda: numpyro_model(3, 2),
         TypeError,
-        r"^numpyro_model takes a fit or a component such as nt\.components\.gaussian\(dim\), got a int",
+        r"^numpyro_model takes a fit or a component such as nt\.mixtures\.components\.gaussian\(dim\), got a int",
     ),
     "no number": (
         lambda: numpyro_model(nt.mixtures.components.gaussian(2)),
