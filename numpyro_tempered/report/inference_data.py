@@ -57,7 +57,8 @@ def to_inference_data(
     ``PPCAFit``, ``FactorSelection``                  ``x, rng_key=key``
     ``LinearFit``, ``LogisticFit``                    ``x, y, rng_key=key``
     ``AlphaChoice``                                   what its fit takes
-    ``gaussian.descent.Result``, ``online.PartitionedRun``     ``rng_key=key``
+    ``gaussian.descent.Result``                       ``rng_key=key``
+    ``online.PartitionedRun``                         ``rng_key=key``
     dictionary of draws ``(S, ...)`` by site          the tempered model, then its arguments
     ================================================= ====================================================
 
