@@ -63,7 +63,7 @@ online = nt.OnlineVI(tumour, nt.guides.AutoOnlineMultivariateNormal,
 
 # [choose]
 def choose(key, x):
-    component = nt.components.gaussian(2, **nt.components.scaled_to(x))
+    component = nt.mixtures.components.gaussian(2, **nt.mixtures.components.scaled_to(x))
     return nt.mixtures.select_num_components(
         key, x, component, num_components=range(1, 7)
     )

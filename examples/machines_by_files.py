@@ -26,7 +26,7 @@ import numpy as np
 import numpyro_tempered as nt
 
 # What is the same everywhere: the prior and its dtype, the loss and its power.
-PRIOR = nt.families.FullRank(jnp.zeros(3), 2.0 * jnp.eye(3))
+PRIOR = nt.gaussian.families.FullRank(jnp.zeros(3), 2.0 * jnp.eye(3))
 LOGISTIC = nt.expectations.logistic()
 PVI = nt.online.partitioned(LOGISTIC, alpha=1.0)
 PAUSE = 0.02
@@ -111,8 +111,8 @@ def demo(num_machines, num_rounds):
         np.concatenate(rows)
         for rows in zip(*map(read_rows, range(num_machines)), strict=True)
     )
-    batch = nt.descent.minimise(
-        nt.descent.objective(LOGISTIC, PRIOR, x, y), PRIOR
+    batch = nt.gaussian.descent.minimise(
+        nt.gaussian.descent.objective(LOGISTIC, PRIOR, x, y), PRIOR
     ).posterior
     off = np.linalg.solve(
         np.asarray(batch.factor), np.asarray(state.posterior.loc - batch.loc)

@@ -111,14 +111,20 @@ def components_of(name, x):
     if name == "digits":
         levels = (x.max(axis=0) + 1).astype(int).tolist()
         return {
-            f"{c:g} a level": nt.components.categorical(levels, concentration=c)
+            f"{c:g} a level": nt.mixtures.components.categorical(
+                levels, concentration=c
+            )
             for c in PRIORS["level"]
         }
     family = (
-        nt.components.diagonal_gaussian if x.shape[1] == 1 else nt.components.gaussian
+        nt.mixtures.components.diagonal_gaussian
+        if x.shape[1] == 1
+        else nt.mixtures.components.gaussian
     )
     return {
-        f"fraction {f:g}": family(x.shape[1], **nt.components.scaled_to(x, fraction=f))
+        f"fraction {f:g}": family(
+            x.shape[1], **nt.mixtures.components.scaled_to(x, fraction=f)
+        )
         for f in PRIORS["fraction"]
     }
 

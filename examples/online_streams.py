@@ -38,9 +38,9 @@ from streams_data import LOADERS, Stream, prepare
 from streams_figure import draw_groups
 
 import numpyro_tempered as nt
-from numpyro_tempered import hindsight
 from numpyro_tempered.online.base import SVBRate
 from numpyro_tempered.online.experts.aggregate import exponential_weights, mix_loss
+from numpyro_tempered.theory import hindsight
 
 # Losses reach 10^9 on features as they come: what is compared is the rules, not their rounding.
 jax.config.update("jax_enable_x64", True)
@@ -290,14 +290,14 @@ def experiment(title):
         expectation = nt.expectations.linearised(network, expectation)
         expectation = predicting(expectation)
         loc = network_start(2019, d)
-    prior = nt.families.MeanField(jnp.asarray(loc), jnp.ones(len(loc)))
+    prior = nt.gaussian.families.MeanField(jnp.asarray(loc), jnp.ones(len(loc)))
     constants = CONSTANTS if num_rounds < 100_000 else CONSTANTS[::2]
     jobs = {
         rule: (make, prior, constants)
         for rule, make in mean_field_rules(num_rounds).items()
     }
     if not is_network:
-        full = nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
+        full = nt.gaussian.families.FullRank(jnp.zeros(d), jnp.eye(d))
         # A round with a covariance costs d times as much: fewer constants.
         few = (
             4.0 ** np.arange(-8, 3) if num_rounds < 100_000 else 4.0 ** np.arange(-2, 1)

@@ -130,7 +130,7 @@ def learn_a_stream(x, y):
         "SVB": nt.online.svb(nt.online.svb_rate(2.0 / lipschitz), box),
         "NGVI (Fisher)": nt.online.ngvi(curvature="fisher", box=box),
     }
-    prior = nt.families.MeanField(loc=jnp.zeros(d), scale=jnp.ones(d))
+    prior = nt.gaussian.families.MeanField(loc=jnp.zeros(d), scale=jnp.ones(d))
     losses = {}
     for name, rule in rules.items():
         state, loss = nt.online.run(

@@ -53,11 +53,11 @@ def rules(num_features):
     return {
         "decides": (
             decides,
-            decides.init(nt.families.FullRank(jnp.zeros(d), jnp.eye(d))),
+            decides.init(nt.gaussian.families.FullRank(jnp.zeros(d), jnp.eye(d))),
         ),
         "shadow": (
             shadow,
-            shadow.init(nt.families.MeanField(jnp.zeros(d), jnp.ones(d))),
+            shadow.init(nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d))),
         ),
     }
 

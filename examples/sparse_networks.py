@@ -68,7 +68,7 @@ y = x @ np.r_[1.0, -0.7, 0.4, np.zeros(5)] + rng.normal(size=40)
 
 def linear(x, y):
     """One coefficient in four is not 0."""
-    prior = nt.distributions.SpikeAndSlab(0.25, 0.0, 1.0)
+    prior = nt.sparse.SpikeAndSlab(0.25, 0.0, 1.0)
     w = numpyro.sample("w", prior.expand([x.shape[1]]).to_event(1))
     with numpyro.plate("n", len(y)):
         numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
@@ -102,7 +102,7 @@ for name, temperature in temperatures.items():
         num_steps=100 if options.small else 3000,
         num_particles=32 if options.small else 1000,
     )
-    rounded = nt.round_and_refit(
+    rounded = nt.sparse.round_and_refit(
         jax.random.key(1),
         fit,
         num_steps=0 if options.small else 1000,
@@ -160,7 +160,7 @@ def sparse_network(x, y=None, *, num_on, depth, width):
     """Regression with noise of standard deviation .1."""
     size = num_weights(depth, width)
     theta = numpyro.sample(
-        "theta", nt.distributions.SpikeAndSlab(num_on / size).expand([size]).to_event(1)
+        "theta", nt.sparse.SpikeAndSlab(num_on / size).expand([size]).to_event(1)
     )
     mean = numpyro.deterministic("f", network(theta, x, depth, width))
     with numpyro.plate("n", x.shape[0]):
@@ -222,7 +222,7 @@ def fit_network(seed, x, y, num_on, depth, width, alpha=0.5):
             num_steps=num_steps,
             num_particles=num_draws,
         )
-        return fit, nt.round_and_refit(
+        return fit, nt.sparse.round_and_refit(
             key, fit, num_steps=num_steps // 4, num_particles=num_draws
         )
 
@@ -611,7 +611,7 @@ def fit_from(name, key, x, y, theta, **options):
     guide = partial(
         nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_value(values={"theta": theta})
     )
-    fit = nt.fit_support(
+    fit = nt.sparse.fit_support(
         key, model, guide, x, y, alpha=0.5, num_particles=200, **options
     )
     grid = np.linspace(-1.0, 1.0, 401)

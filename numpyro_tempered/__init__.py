@@ -1,78 +1,73 @@
-"""Tempered, online and model-selecting variational Bayes for any NumPyro model."""
+"""Tempered, online and model-selecting variational Bayes for any NumPyro model.
 
-from numpyro_tempered import estimators, mixtures, online, plots, ppca, sparse
-from numpyro_tempered.core import shared_rows as processes
-from numpyro_tempered.core import tables
-from numpyro_tempered.core.compilation import CompilationWarning
-from numpyro_tempered.core.result import DataSummary, TemperedELBO
-from numpyro_tempered.gaussian import descent, expectations, families
+Models: ``temper`` raises the likelihood of a model to a power, ``robust`` puts a divergence in its place, and
+``marginalize`` sums its local discrete latents out. Each takes a model, or decorates a function or a method.
+
+Fits: ``fit_svi`` takes any guide, ``fit_gaussian`` fits a Gaussian without a learning rate, and ``OnlineVI``
+learns a stream, one batch after the other. ``select_alpha`` chooses the power, ``temper_path`` follows it.
+
+Checks: ``check_fit``, ``check_calibration``, ``sandwich``, ``linear_response`` and ``certify_risk``.
+
+Comparison: ``compare`` and ``loo`` rank models, with ``dyadic`` for their prior weights. ``to_inference_data``
+and ``table`` hand results to ArviZ and pandas.
+
+Namespaces:
+    alpha: Criteria for the power.
+    mixtures, ppca, sparse: Mixtures, probabilistic PCA and sparse regression by coordinate ascent.
+    online: Rules for streams, what runs and saves them, and chunks of tables.
+    guides, optim: Guides and optimisers for NumPyro's ``SVI``.
+    expectations, gaussian: Expected losses, Gaussian families, and descent on them.
+    bounds: The right sides of the theorems, comparators in hindsight, and ledgers of regret.
+    estimators, plots: The same for scikit-learn and river, and by matplotlib.
+    results, warnings: What functions return, and what they warn by.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from numpyro_tempered import gaussian, mixtures, online, ppca
+from numpyro_tempered.gaussian import expectations
 from numpyro_tempered.handlers.marginalize import marginalize
 from numpyro_tempered.handlers.robust import robust
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer import distributions, guides, optim
-from numpyro_tempered.infer.bare_loss import BareLoss, bare_loss
-from numpyro_tempered.infer.elbo import ExpectedNLL
-from numpyro_tempered.infer.evidence import LinearResponse
-from numpyro_tempered.infer.fit_support import fit_support
+from numpyro_tempered.infer import guides, optim
 from numpyro_tempered.infer.gaussian import fit_gaussian
 from numpyro_tempered.infer.linear_response import linear_response
 from numpyro_tempered.infer.online import OnlineVI
-from numpyro_tempered.infer.online_state import OnlineVIState
-from numpyro_tempered.infer.round_gates import round_and_refit
-from numpyro_tempered.infer.settle import Convergence, ConvergenceWarning
 from numpyro_tempered.infer.svi import fit_svi
-from numpyro_tempered.infer.tempered_fit import TemperedFit
-from numpyro_tempered.mixtures import components
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.report.table import table
 from numpyro_tempered.select import alpha
 from numpyro_tempered.select.alpha.driver import select_alpha
-from numpyro_tempered.select.check.calibration import Calibration, check_calibration
+from numpyro_tempered.select.check.calibration import check_calibration
 from numpyro_tempered.select.check.check_fit import check_fit
-from numpyro_tempered.select.check.result import FitCheck
 from numpyro_tempered.select.check.risk import certify_risk
 from numpyro_tempered.select.compare import compare
 from numpyro_tempered.select.loo import loo
 from numpyro_tempered.select.path import temper_path
 from numpyro_tempered.select.ranking import dyadic
-from numpyro_tempered.select.sandwich import SandwichErrors, sandwich
-from numpyro_tempered.theory import bounds, hindsight
-from numpyro_tempered.theory.ledger import regret_ledger
+from numpyro_tempered.select.sandwich import sandwich
+from numpyro_tempered.theory import bounds
+
+if TYPE_CHECKING:
+    from numpyro_tempered import estimators, plots, results, sparse, warnings
 
 __all__ = [
-    "BareLoss",
-    "Calibration",
-    "CompilationWarning",
-    "Convergence",
-    "ConvergenceWarning",
-    "DataSummary",
-    "ExpectedNLL",
-    "FitCheck",
-    "LinearResponse",
     "OnlineVI",
-    "OnlineVIState",
-    "SandwichErrors",
-    "TemperedELBO",
-    "TemperedFit",
     "alpha",
-    "bare_loss",
     "bounds",
     "certify_risk",
     "check_calibration",
     "check_fit",
     "compare",
-    "components",
-    "descent",
-    "distributions",
     "dyadic",
     "estimators",
     "expectations",
-    "families",
     "fit_gaussian",
-    "fit_support",
     "fit_svi",
+    "gaussian",
     "guides",
-    "hindsight",
     "linear_response",
     "loo",
     "marginalize",
@@ -81,16 +76,52 @@ __all__ = [
     "optim",
     "plots",
     "ppca",
-    "processes",
-    "regret_ledger",
+    "results",
     "robust",
-    "round_and_refit",
     "sandwich",
     "select_alpha",
     "sparse",
     "table",
-    "tables",
     "temper",
     "temper_path",
     "to_inference_data",
+    "warnings",
 ]
+__dir__ = __all__.copy
+__version__ = version("numpyro_tempered")
+# Imported when they are first used.
+_LAZY = {"estimators", "plots", "results", "sparse", "warnings"}
+# Names that were at top level before version 0.2, and where they are.
+_MOVED = {
+    "BareLoss": "OnlineVI.bare_loss",
+    "Calibration": "results.Calibration",
+    "CompilationWarning": "warnings.CompilationWarning",
+    "Convergence": "results.Convergence",
+    "ConvergenceWarning": "warnings.ConvergenceWarning",
+    "DataSummary": "results.DataSummary",
+    "ExpectedNLL": "optim.ExpectedNLL",
+    "FitCheck": "results.FitCheck",
+    "LinearResponse": "results.LinearResponse",
+    "OnlineVIState": "results.OnlineVIState",
+    "SandwichErrors": "results.SandwichErrors",
+    "TemperedELBO": "results.TemperedELBO",
+    "TemperedFit": "results.TemperedFit",
+    "bare_loss": "OnlineVI.bare_loss",
+    "components": "mixtures.components",
+    "descent": "gaussian.descent",
+    "distributions": "sparse.SpikeAndSlab",
+    "families": "gaussian.families",
+    "fit_support": "sparse.fit_support",
+    "hindsight": "bounds.hindsight",
+    "processes": "online.share_rows",
+    "regret_ledger": "bounds.regret_ledger",
+    "round_and_refit": "sparse.round_and_refit",
+    "tables": "online.csv_chunks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return import_module(f"{__name__}.{name}")
+    place = f": it is nt.{_MOVED[name]}" if name in _MOVED else ""
+    raise AttributeError(f"{__name__} has no {name!r}{place}.")

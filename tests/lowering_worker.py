@@ -86,7 +86,7 @@ def regression(x, y=None):
 def run_online(nt):
     """One rule of each kind."""
     loss, (x, y) = nt.expectations.hinge(), stream()
-    prior = nt.families.FullRank(jax.numpy.zeros(4), jax.numpy.eye(4))
+    prior = nt.gaussian.families.FullRank(jax.numpy.zeros(4), jax.numpy.eye(4))
     rule = nt.online.rvga()
     state, _ = nt.online.run(rule, loss, rule.init(prior), x, y)
     nt.online.update(rule, loss, state, x[0], y[0])
@@ -112,7 +112,7 @@ def run_rules(nt):
 def run_streams(nt):
     """Experts, wrappers, chunks, expectations and the model's own loop."""
     x, y = stream()
-    prior = nt.families.MeanField(jax.numpy.zeros(4), jax.numpy.ones(4))
+    prior = nt.gaussian.families.MeanField(jax.numpy.zeros(4), jax.numpy.ones(4))
     logistic = nt.expectations.logistic()
     losses = [
         nt.expectations.squared(),

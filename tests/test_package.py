@@ -2,12 +2,12 @@
 
 import ast
 import functools
-import importlib.metadata
 import inspect
 import re
 import subprocess
 import sys
 import tomllib
+import typing
 from pathlib import Path
 
 import pytest
@@ -49,20 +49,22 @@ LAZY = {
 OPTIONAL = {"estimators": {"pandas", "river", "scipy", "sklearn"}}
 
 
+def identify(path):
+    return str(path.relative_to(PACKAGE))
+
+
 def module_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BELOW_INIT = [path for path in MODULES if path != PACKAGE / "__init__.py"]
+# The names at top level, which import from every room.
+FACE = ["__init__.py", "results.py", "warnings.py"]
+BELOW_INIT = [path for path in MODULES if identify(path) not in FACE]
 
 
 def is_pure(path):
     return identify(path).startswith(PURE) and identify(path) not in BRIDGES
-
-
-def identify(path):
-    return str(path.relative_to(PACKAGE))
 
 
 def is_type_checking(node):
@@ -151,9 +153,9 @@ def test_every_room_has_a_layer():
 
 def test_the_house_is_small():
     assert (
-        len([entry for entry in PACKAGE.iterdir() if entry.name != "__pycache__"]) <= 15
+        len([entry for entry in PACKAGE.iterdir() if entry.name != "__pycache__"]) <= 17
     )
-    assert [path.name for path in PACKAGE.glob("*.py")] == ["__init__.py"]
+    assert sorted(path.name for path in PACKAGE.glob("*.py")) == FACE
     # The face of the package stands on a floor of its own, with an arrow to every room.
     assert max(floors().values()) + 1 <= 10
     assert len(arrows()) + len(RANK) <= 60
@@ -268,6 +270,8 @@ import jax
 import numpyro_tempered
 loaded = {"arviz", "pandas", "xarray", "matplotlib", "funsor", "optax", "sklearn"} & set(sys.modules)
 assert not loaded, loaded
+lazy = {f"numpyro_tempered.{name}" for name in ("estimators", "plots", "sparse")}
+assert not lazy & set(sys.modules), lazy & set(sys.modules)
 assert not jax._src.xla_bridge._backends, "a backend was initialised"
 # The check above sees what it should.
 jax.numpy.zeros(1)
@@ -282,31 +286,26 @@ def test_import_is_light_and_touches_no_device():
     assert done.returncode == 0, done.stderr
 
 
-def members(module):
-    """Public names of a module: its ``__all__``, else its own classes, or functions for the plots."""
-    if hasattr(module, "__all__"):
-        return module.__all__
-    kind = inspect.isfunction if module is nt.plots else inspect.isclass
-    return [
-        name
-        for name, value in vars(module).items()
-        if kind(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-    ]
+def namespaces(module=nt, prefix=""):
+    """Public modules by dotted name, those that repeat names of others last."""
+    yield prefix, module
+    for name in sorted(module.__all__, key=["warnings", "results"].count):
+        if inspect.ismodule(value := getattr(module, name)):
+            yield from namespaces(value, f"{prefix}{name}.")
+
+
+NAMESPACES = dict(namespaces())
 
 
 def public():
-    """Public functions and classes by dotted name."""
-    objects = {}
-    for name in nt.__all__:
-        value = getattr(nt, name)
-        if inspect.ismodule(value):
-            objects |= {
-                f"{name}.{inner}": getattr(value, inner) for inner in members(value)
-            }
-        else:
-            objects[name] = value
+    """Public functions, classes and constants by the dotted name under which they are documented."""
+    objects, places = {}, set()
+    for prefix, module in NAMESPACES.items():
+        for name in module.__all__:
+            value = getattr(module, name)
+            if not inspect.ismodule(value) and id(value) not in places:
+                objects[prefix + name] = value
+                places.add(id(value))
     return objects
 
 
@@ -318,13 +317,85 @@ def is_record(value):
     return inspect.isclass(value) and issubclass(value, tuple)
 
 
-@pytest.mark.parametrize(
-    "module", [nt, nt.expectations, nt.families, nt.online], ids=lambda m: m.__name__
-)
-def test_all_is_sorted_and_exists(module):
-    assert module.__all__ == sorted(module.__all__)
+@pytest.mark.parametrize("module", NAMESPACES.values(), ids=lambda m: m.__name__)
+def test_dir_shows_the_public_names_and_nothing_else(module):
+    assert dir(module) == sorted(module.__all__)
+    assert len(set(module.__all__)) == len(module.__all__)
     for name in module.__all__:
         assert inspect.getdoc(getattr(module, name)), name
+
+
+def test_the_names_at_top_level():
+    verbs = """
+    temper marginalize robust fit_svi fit_gaussian OnlineVI select_alpha compare check_fit check_calibration
+    certify_risk sandwich linear_response loo temper_path to_inference_data table dyadic
+    """
+    modules = """
+    alpha bounds estimators expectations gaussian guides mixtures online optim plots ppca results sparse warnings
+    """
+    assert dir(nt) == sorted((verbs + modules).split())
+
+
+def test_namespaces_are_found():
+    assert len(NAMESPACES) >= 20
+    assert {"", "bounds.hindsight.", "gaussian.families.", "mixtures.starts."} <= set(
+        NAMESPACES
+    )
+
+
+def returned(function):
+    """Records that the annotation of a function names."""
+    kinds, records = [function.__annotations__.get("return")], set()
+    while kinds:
+        kind = kinds.pop()
+        kinds += typing.get_args(kind)
+        if is_record(kind) and hasattr(kind, "_fields"):
+            records.add(kind)
+    return records
+
+
+def test_results_have_the_records_that_functions_return():
+    """All but algorithms and values to compute with, and records whose names tell only within their namespace."""
+    verbs = {name: getattr(nt, name) for name in nt.__all__}
+    fits = re.compile(r"(\w+\.)?(fit|run|predict|check|select|polish|compare)(_\w+)?")
+    functions = {
+        name: value
+        for name, value in (PUBLIC | verbs).items()
+        if inspect.isfunction(value) and (name in verbs or fits.fullmatch(name))
+    }
+    records = set().union(*map(returned, functions.values()))
+    assert len(records) > 15
+    missing = {record.__name__ for record in records} - set(nt.results.__all__)
+    assert missing == {"Moments"}
+    assert {
+        record.__name__ for record in map(nt.results.__dict__.get, dir(nt.results))
+    } == set(dir(nt.results))
+
+
+def test_warnings_have_every_warning():
+    found = {
+        name
+        for path in BELOW_INIT
+        for node in parse(path).body
+        if isinstance(node, ast.ClassDef) and (name := node.name).endswith("Warning")
+    }
+    assert found == set(dir(nt.warnings))
+
+
+@pytest.mark.parametrize("name", nt._MOVED)
+def test_a_name_that_moved_tells_its_place(name):
+    with pytest.raises(AttributeError) as raised:
+        getattr(nt, name)
+    place = nt._MOVED[name]
+    assert str(raised.value) == f"numpyro_tempered has no {name!r}: it is nt.{place}."
+    assert functools.reduce(getattr, place.split("."), nt) is not None
+    row = f"| `nt.{name}` | `nt.{place}` |"
+    assert row in (ROOT / "docs" / "reference" / "changelog.md").read_text()
+
+
+def test_a_name_that_never_was_is_refused():
+    with pytest.raises(AttributeError, match=r"^numpyro_tempered has no 'no_such'\.$"):
+        nt.no_such  # noqa: B018
 
 
 def test_public_names_are_found():
@@ -335,12 +406,18 @@ def test_public_names_are_found():
         "optim.SVB",
         "guides.AutoOnlineDiagonalNormal",
     } <= set(PUBLIC)
-    assert {"plots.plot_regret", "families.MeanField"} <= set(PUBLIC)
+    assert {"plots.plot_regret", "gaussian.families.MeanField"} <= set(PUBLIC)
+    assert {"results.TemperedFit", "mixtures.MixtureFit"} <= set(PUBLIC)
+    assert "results.MixtureFit" not in PUBLIC
     assert not {"guides.prior_moments", "optim.AutoOnlineDiagonalNormal"} & set(PUBLIC)
 
 
 def test_public_callables_have_an_example():
-    callables = {name: value for name, value in PUBLIC.items() if not is_record(value)}
+    callables = {
+        name: value
+        for name, value in PUBLIC.items()
+        if callable(value) and not is_record(value)
+    }
     assert len(callables) > 200
     assert not [
         name for name, value in callables.items() if ">>>" not in inspect.getdoc(value)
@@ -398,7 +475,7 @@ def test_package_is_typed():
 
 def test_version_is_that_of_the_project_file():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert importlib.metadata.version("numpyro_tempered") == project["version"]
+    assert nt.__version__ == project["version"]
 
 
 def test_no_two_test_modules_share_a_name():

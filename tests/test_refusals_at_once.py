@@ -16,9 +16,9 @@ from numpyro_tempered.infer.guides.heavy_tails import StudentT
 
 KEY = jax.random.key(0)
 X, Y = jnp.ones((4, 2)), jnp.ones(4)
-Q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
-FULL = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
-SQUARED, GAUSSIAN = nt.expectations.squared(), nt.components.gaussian(2)
+Q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
+FULL = nt.gaussian.families.FullRank(jnp.zeros(2), jnp.eye(2))
+SQUARED, GAUSSIAN = nt.expectations.squared(), nt.mixtures.components.gaussian(2)
 STARTS = nt.mixtures.starts.given_responsibilities
 stochastic = functools.partial(nt.mixtures.stochastic, num_components=2)
 
@@ -36,7 +36,7 @@ def too_narrow(y):
 
 def unfitted(guide=AutoNormal, of=model):
     """A fit that nobody has fitted."""
-    return nt.TemperedFit(of, guide(of), {}, 1.0, None, None, {}, (Y,), {}, KEY)
+    return nt.results.TemperedFit(of, guide(of), {}, 1.0, None, None, {}, (Y,), {}, KEY)
 
 
 def fit_mixture(**options):
@@ -80,7 +80,7 @@ CASES = {
         r"^gaussian: the data have shape \(4, 3\); \(n, 2\) with n >= 1 is needed\.$",
     ),
     "rows of a family of one column": (
-        lambda: nt.components.gaussian(1).check(np.ones((4, 3))),
+        lambda: nt.mixtures.components.gaussian(1).check(np.ones((4, 3))),
         ValueError,
         r"; \(n, 1\) or \(n,\) with n >= 1 is needed\.$",
     ),
@@ -173,17 +173,17 @@ CASES = {
         "^a mixture is fitted from the host, which decides on restarts and warnings: call it outside of jit and",
     ),
     "scales under jit": (
-        lambda: jax.jit(lambda x: nt.components.scaled_to(x)["prior_loc"])(X),
+        lambda: jax.jit(lambda x: nt.mixtures.components.scaled_to(x)["prior_loc"])(X),
         TypeError,
         "^scaled_to reads the data on the host: call it outside of jit and vmap",
     ),
     "no levels": (
-        lambda: nt.components.categorical([]),
+        lambda: nt.mixtures.components.categorical([]),
         ValueError,
         "^categorical: levels is empty; expected the number of levels of each column",
     ),
     "counts that are moved": (
-        lambda: stochastic(nt.components.poisson(1), centre=np.zeros(1)),
+        lambda: stochastic(nt.mixtures.components.poisson(1), centre=np.zeros(1)),
         ValueError,
         "^poisson: data of this family may not be moved; leave out centre",
     ),

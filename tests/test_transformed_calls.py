@@ -19,13 +19,13 @@ def model(y):
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
 
-FIT = nt.TemperedFit(model, None, {}, 1.0, None, None, {}, (), {}, KEY)
+FIT = nt.results.TemperedFit(model, None, {}, 1.0, None, None, {}, (), {}, KEY)
 FIRST = (model, AutoNormal, Y)
 # Functions of a key, and what follows it.
 CALLS = {
     nt.fit_svi: FIRST,
     nt.fit_gaussian: FIRST,
-    nt.fit_support: FIRST,
+    nt.sparse.fit_support: FIRST,
     nt.select_alpha: FIRST,
     nt.temper_path: FIRST,
     nt.check_calibration: FIRST,

@@ -24,7 +24,7 @@ GROUP = pd.Series(list("abc") * 4, dtype="category")
 MIXED = pd.DataFrame(X, columns=["one", "two"]).assign(group=GROUP)
 DATES = pd.Series(pd.date_range("2020-01-01", periods=12))
 ONLINE_GUIDE = nt.guides.AutoOnlineDiagonalNormal
-COMPONENT = nt.components.known_variance(2, prior_scale=10.0)
+COMPONENT = nt.mixtures.components.known_variance(2, prior_scale=10.0)
 SPIKES = {"inclusion_prob": 0.5, "slab_scale": 1.0}
 
 
@@ -48,7 +48,7 @@ def run_stream(*args, rule=None, loss=None, state=None):
     rule = nt.online.ngvi() if rule is None else rule
     loss = nt.expectations.squared() if loss is None else loss
     start = (
-        nt.online.ngvi().init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        nt.online.ngvi().init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         if state is None
         else state
     )
@@ -56,7 +56,7 @@ def run_stream(*args, rule=None, loss=None, state=None):
 
 
 def fit_of_lists():
-    return nt.TemperedFit(model, None, {}, 1.0, None, None, {}, (), {}, KEY)
+    return nt.results.TemperedFit(model, None, {}, 1.0, None, None, {}, (), {}, KEY)
 
 
 # The call, and words that its refusal has.

@@ -136,7 +136,7 @@ def greedy(rng_key, states, x):
 
 def play(score, rule, expectation, low, scale, rng_key, shown, coming):
     """Rounds of a policy; whether each guess was right. Rewards are 1 and ``low``, the prior is N(0, scale²)."""
-    prior = nt.families.FullRank(jnp.zeros(d), scale * jnp.eye(d))
+    prior = nt.gaussian.families.FullRank(jnp.zeros(d), scale * jnp.eye(d))
     x_of, label_of = jnp.asarray(pixels)[shown], jnp.asarray(digits.target)[shown]
     states = jax.vmap(lambda _: rule.init(prior))(jnp.arange(num_actions))
     store = nt.online.pending(2000, jnp.zeros(d), jnp.int32(0))

@@ -140,13 +140,13 @@ print(
 # %% [markdown]
 # ## One regression, and all of them
 #
-# The latent numbers of a place are its five coefficients and the logarithm of its noise. `nt.descent.minimise`
-# finds the Gaussian with the best tempered ELBO, to a stated accuracy, and is a pure function of its data and
-# of alpha.
+# The latent numbers of a place are its five coefficients and the logarithm of its noise.
+# `nt.gaussian.descent.minimise` finds the Gaussian with the best tempered ELBO, to a stated accuracy, and is a
+# pure function of its data and of alpha.
 
 # %%
 noise = np.log(np.sqrt(residual[0] / len(rows)))
-prior = nt.families.FullRank(
+prior = nt.gaussian.families.FullRank(
     jnp.array([*whole, noise], jnp.float32),
     jnp.diag(jnp.array([1.0, *[0.5] * 5], jnp.float32)),
 )
@@ -163,8 +163,8 @@ loss = nt.expectations.monte_carlo(
 
 def fit(x, y, alpha):
     """The best Gaussian of one place."""
-    objective = nt.descent.objective(loss, prior, x, y, alpha=alpha)
-    return nt.descent.minimise(
+    objective = nt.gaussian.descent.objective(loss, prior, x, y, alpha=alpha)
+    return nt.gaussian.descent.minimise(
         objective, prior, tolerance=1e-3, rng_key=jax.random.key(1)
     )
 

@@ -49,7 +49,7 @@ import numpyro_tempered as nt
 
 plt.style.use("numpyro_tempered.plots.house")
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
-warnings.simplefilter("ignore", nt.CompilationWarning)
+warnings.simplefilter("ignore", nt.warnings.CompilationWarning)
 
 # %% [markdown]
 # ## The data frame
@@ -106,8 +106,8 @@ pd.DataFrame(alike, index=pd.Index(distances, name="pixels apart")).round(2)
 # the same for every number. Starts, splits and restarts are the library's.
 
 # %%
-component = nt.components.gaussian(
-    3, **nt.components.scaled_to(pixels.to_numpy(np.float32) / 255.0)
+component = nt.mixtures.components.gaussian(
+    3, **nt.mixtures.components.scaled_to(pixels.to_numpy(np.float32) / 255.0)
 )
 effective_rows = np.array([100.0, 300.0, 1000.0, 3000.0, 10000.0])
 numbers = range(1, 9) if jax.default_backend() == "cpu" else range(1, 17)

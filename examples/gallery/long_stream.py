@@ -257,7 +257,7 @@ loss = nt.expectations.gauss_hermite(lambda eta, y: jax.nn.softplus(eta) - y * e
 
 
 def one_place(centre, width, x, y):
-    prior = nt.families.MeanField(centre, jnp.full_like(centre, width))
+    prior = nt.gaussian.families.MeanField(centre, jnp.full_like(centre, width))
     _, losses = nt.online.run(rule, loss, rule.init(prior), x, y)
     return losses.at_mean
 

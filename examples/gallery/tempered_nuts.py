@@ -126,7 +126,7 @@ powers.set_axis(names).round(3)
 
 # %%
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", nt.CompilationWarning)
+    warnings.simplefilter("ignore", nt.warnings.CompilationWarning)
     choice = nt.select_alpha(
         jax.random.key(1),
         poisson,

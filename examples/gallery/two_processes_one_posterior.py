@@ -142,7 +142,7 @@ MODEL
 FIT
 all_rows = np.load(folder / "rows.npy", mmap_mode="r")
 rows = np.array_split(all_rows, jax.process_count())[jax.process_index()]
-(x, y), mask = nt.processes.share_rows(rows[:, :-1], rows[:, -1])
+(x, y), mask = nt.online.share_rows(rows[:, :-1], rows[:, -1])
 fit = fit_rows(x, y, mask)
 print(f"process {jax.process_index()} read {len(rows)} rows of {int(mask.sum())}: ELBO {fit.elbo.value:.6f}")
 if jax.process_index() == 0:
@@ -200,8 +200,8 @@ for name, value in one.params.items():
 # ## Eight hospitals that share no array
 #
 # Now 71 or 72 tumours lie in each of eight hospitals, with 31 coefficients to learn, and no program runs over all
-# of them. `bare_loss` makes two things of the model: its loss, with the power, and its prior, a Gaussian. That is
-# what all hospitals must have alike.
+# of them. `OnlineVI.bare_loss` makes two things of the model: its loss, with the power, and its prior, a
+# Gaussian. That is what all hospitals must have alike.
 #
 # **Merge once.** Each hospital learns its rows as a stream from the prior, and sends its state. `merge` adds up
 # what they have learnt.
@@ -214,7 +214,7 @@ online = nt.OnlineVI(
     expectation=nt.expectations.gauss_hermite(predictor="eta"),
 )
 hospitals = list(zip(np.array_split(x, 8), np.array_split(y, 8), strict=True))
-loss, prior = nt.bare_loss(jax.random.key(1), online, *hospitals[0])
+loss, prior = online.bare_loss(jax.random.key(1), *hospitals[0])
 batch_loc, batch_factor = one.params["auto_loc"], one.params["auto_scale_tril"]
 
 

@@ -53,7 +53,7 @@ import numpyro_tempered as nt
 
 plt.style.use("numpyro_tempered.plots.house")
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
-warnings.simplefilter("ignore", nt.CompilationWarning)
+warnings.simplefilter("ignore", nt.warnings.CompilationWarning)
 
 # %% [markdown]
 # ## The data frame
@@ -160,7 +160,7 @@ for name, fit in draws.items():
 #
 # Take the 235 households as the population, draw samples of 235 with replacement, and fit the model to each at
 # six powers. The population's slope is known, so coverage can be counted; and the third of the households that
-# a sample leaves out is there to be predicted. All fits are one program: `nt.descent.minimise` under
+# a sample leaves out is there to be predicted. All fits are one program: `nt.gaussian.descent.minimise` under
 # `jax.vmap`, over samples and over powers.
 
 # %%
@@ -175,13 +175,15 @@ def negative_log_likelihood(theta, x, y):
 loss = nt.expectations.monte_carlo(
     negative_log_likelihood, num_particles=16, antithetic=True
 )
-prior = nt.families.FullRank(jnp.array([0.0, 0.0, -0.5]), jnp.eye(3))
+prior = nt.gaussian.families.FullRank(jnp.array([0.0, 0.0, -0.5]), jnp.eye(3))
 
 
 def fit(rows, alpha, x, y):
     """Slope, its standard deviation, and the loss of the rows left out, of the mean and of draws."""
-    objective = nt.descent.objective(loss, prior, x[rows], y[rows], alpha=alpha)
-    result = nt.descent.minimise(
+    objective = nt.gaussian.descent.objective(
+        loss, prior, x[rows], y[rows], alpha=alpha
+    )
+    result = nt.gaussian.descent.minimise(
         objective, prior, tolerance=1e-3, rng_key=jax.random.key(2)
     )
     q = result.posterior  # mean q.loc, covariance q.factor @ q.factor.T

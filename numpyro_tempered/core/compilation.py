@@ -15,7 +15,7 @@ class CompilationWarning(UserWarning):
         >>> import warnings
         >>> import numpyro_tempered as nt
         >>> with warnings.catch_warnings():
-        ...     warnings.simplefilter("ignore", nt.CompilationWarning)
+        ...     warnings.simplefilter("ignore", nt.warnings.CompilationWarning)
     """
 
 
@@ -46,7 +46,7 @@ CLOCK = Clock()
 
 
 def advise_cache(name: str, since: float) -> None:
-    """A :class:`CompilationWarning`, once a process, where a call has compiled for long and keeps nothing.
+    """A :class:`.CompilationWarning`, once a process, where a call has compiled for long and keeps nothing.
 
     Args:
         name: The function.

@@ -64,7 +64,7 @@ def to_host(value: object) -> np.ndarray:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> nt.processes.to_host(jnp.ones(3))
+        >>> nt.online.to_host(jnp.ones(3))
         array([1., 1., 1.], dtype=float32)
     """
     if isinstance(value, jax.Array) and _spans(value) and not value.is_fully_replicated:
@@ -133,7 +133,7 @@ def check_same(values: Mapping[str, PyTree]) -> None:
         )
         raise ValueError(
             f"{name} differs between the processes: each must pass the same key and options, and data that are "
-            "the same in all, or sharded by rows, as by nt.processes.share_rows."
+            "the same in all, or sharded by rows, as by nt.online.share_rows."
         )
 
 

@@ -5,11 +5,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.chunks import common_rows, grow
-from numpyro_tempered.core.processes import digest_of, gather, to_host
+from numpyro_tempered.core.processes import digest_of, gather
 from numpyro_tempered.core.rows import held_arrays
 from numpyro_tempered.core.typing import Array, PyTree
-
-__all__ = ["share_rows", "to_host"]
 
 
 def share_rows(
@@ -36,8 +34,8 @@ def share_rows(
     Example:
         >>> import numpy as np
         >>> import numpyro_tempered as nt
-        >>> (x, y), mask = nt.processes.share_rows(np.ones((4, 2)), np.arange(4.0))
-        >>> x.shape, nt.processes.to_host(y)[nt.processes.to_host(mask)].tolist()
+        >>> (x, y), mask = nt.online.share_rows(np.ones((4, 2)), np.arange(4.0))
+        >>> x.shape, nt.online.to_host(y)[nt.online.to_host(mask)].tolist()
         ((4, 2), [0.0, 1.0, 2.0, 3.0])
     """
     mesh = (

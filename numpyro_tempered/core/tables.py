@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow
 
-__all__ = ["csv_chunks", "frame_chunks", "parquet_chunks"]
-
 # One thread parses this much text at a time.
 PARSED_BYTES = 1 << 20
 # A longer line has a quote that is not closed, and the search for its end would take all memory.
@@ -54,7 +52,7 @@ def frame_chunks(
         >>> import pandas as pd
         >>> import numpyro_tempered as nt
         >>> frame = pd.DataFrame({"one": [1.0, 1.0], "x": [2, 3], "y": [0.5, None]})
-        >>> ((x, y),) = nt.tables.frame_chunks(frame, outcome="y")
+        >>> ((x, y),) = nt.online.frame_chunks(frame, outcome="y")
         >>> x.tolist(), y.tolist()
         ([[1.0, 2.0], [1.0, 3.0]], [0.5, nan])
     """
@@ -113,7 +111,7 @@ def parquet_chunks(
         >>> frame = pd.DataFrame({"x": [2.0, 3.0, 4.0], "y": [0.5, 1.0, 1.5]})
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     frame.to_parquet(f"{folder}/data.parquet")
-        ...     chunks = list(nt.tables.parquet_chunks(f"{folder}/data.parquet", outcome="y", size=2))
+        ...     chunks = list(nt.online.parquet_chunks(f"{folder}/data.parquet", outcome="y", size=2))
         >>> [x.shape for x, y in chunks]
         [(2, 1), (1, 1)]
     """
@@ -175,7 +173,7 @@ def csv_chunks(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "data.csv")
         ...     _ = path.write_text("id,x,y\na,2,0.5\nb,,1.5\n")
-        ...     ((x, y),) = nt.tables.csv_chunks(path, outcome="y", features=["x"])
+        ...     ((x, y),) = nt.online.csv_chunks(path, outcome="y", features=["x"])
         >>> x.tolist(), y.tolist()
         ([[2.0], [nan]], [0.5, 1.5])
     """

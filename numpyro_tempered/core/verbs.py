@@ -34,7 +34,7 @@ def runs_models(function: Callable[P, T]) -> Callable[P, T]:
             raise ValueError(
                 f"{function.__name__} looks at numbers, and runs outside of jit, vmap, grad and scan: make many "
                 "fits in a Python loop, whose calls share compiled programs. Of fits nt.sparse.fit_linear, "
-                "nt.sparse.fit_logistic and nt.descent.minimise can be transformed."
+                "nt.sparse.fit_logistic and nt.gaussian.descent.minimise can be transformed."
             )
         with RUNNING:
             return function(*args, **kwargs)

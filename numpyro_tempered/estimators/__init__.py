@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from numpyro_tempered.estimators.regressor import OnlineRegressor
 
 __all__ = ["OnlineClassifier", "OnlineRegressor", "TemperedMixture", "TemperedPCA"]
+__dir__ = __all__.copy
 _MODULES = {
     "OnlineClassifier": "classifier",
     "OnlineRegressor": "regressor",

@@ -45,19 +45,20 @@ class TemperedMixture(
     r"""A mixture by tempered coordinate ascent, :func:`numpyro_tempered.mixtures.fit`, for scikit-learn.
 
     Names of Gaussian components have a prior in the units of the data, by
-    :func:`numpyro_tempered.components.scaled_to`, so that columns may come in raw units; only "spherical" needs
-    columns of one unit. A constant column has no scale and is refused: scikit-learn's ``VarianceThreshold``
-    leaves it out. Everything is computed in double precision, whatever the type of the data, and returned as
-    NumPy arrays.
+    :func:`~numpyro_tempered.mixtures.components.scaled_to`, so that columns may come in raw units; only
+    "spherical" needs columns of one unit. A constant column has no scale and is refused: scikit-learn's
+    ``VarianceThreshold`` leaves it out. Everything is computed in double precision, whatever the type of the
+    data, and returned as NumPy arrays.
 
     Args:
         n_components: K, or several such as ``range(1, 9)``, of which the penalised ELBO selects one, by
             :func:`numpyro_tempered.mixtures.select_num_components`; None for all K from 1 up.
         component: "full", "tied", "diag" or "spherical" for Gaussian components; a component, such as
-            ``nt.components.poisson(3)``; or a function from the number of columns to one, such as
-            ``nt.components.poisson``. Missing entries (NaN) are marginalised by Gaussians and by components that
-            allow this, and refused by the others. Or a list of names, such as ``["tied", "full"]``, or a mapping
-            from names of yours to any of these: the penalised ELBO selects among them and K.
+            ``nt.mixtures.components.poisson(3)``; or a function from the number of columns to one, such as
+            ``nt.mixtures.components.poisson``. Missing entries (NaN) are marginalised by Gaussians and by
+            components that allow this, and refused by the others. Or a list of names, such as
+            ``["tied", "full"]``, or a mapping from names of yours to any of these: the penalised ELBO selects
+            among them and K.
         alpha: Power on the likelihood, positive.
         concentration: Dirichlet prior of the weights, or ``nt.mixtures.stick_breaking(gamma)``.
         fraction: The share of a column's variance that the prior expects within components, for the names alone.

@@ -4,7 +4,19 @@ import itertools
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, SupportsIndex, TypeAlias
+from types import MethodType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 import numpyro.distributions as dist
 from numpyro.contrib.control_flow.cond import cond_wrapper
@@ -14,6 +26,25 @@ from numpyro.primitives import Messenger
 from numpyro_tempered.core.typing import Model
 from numpyro_tempered.handlers.numpyro_private import STACK
 
+# Parameters and result of a model, and of another.
+P = ParamSpec("P")
+R = TypeVar("R")
+Q = ParamSpec("Q")
+S = TypeVar("S")
+# A decorated model of unknown parameters: no model takes None alone.
+Unknown = TypeVar("Unknown", bound="DecoratedModel[[None], Any]")
+if TYPE_CHECKING:
+
+    class Handler:
+        """NumPyro's Messenger; a base whose types are unknown would match every overload."""
+
+        __init__: Any
+        __enter__: Any
+        __exit__: Any
+        __call__: Any
+
+else:
+    Handler = Messenger
 Message: TypeAlias = dict[str, Any]
 Trace: TypeAlias = dict[str, Message]
 
@@ -102,11 +133,56 @@ def draw_shape(msg: Message) -> tuple[int, ...]:
     return msg["fn"].shape(msg["kwargs"].get("sample_shape", ()))
 
 
-class PickledByName:
-    """A decorated model, pickled by the name of its module-level function, which is its own name."""
+def is_same(model: object, other: object) -> bool:
+    """Whether two models are one, or the same method of one instance, which is made anew at each access."""
+    return model is other or (hasattr(model, "__func__") and model == other)
+
+
+class DecoratedModel(Generic[P, R]):
+    """A decorated model: as a method it binds, and it is pickled by the name of its function."""
+
+    fn: Any
+    __name__: str
+    __call__: Callable[P, R]
+
+    def _copy(self, fn: Callable) -> Any:
+        raise NotImplementedError
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Unknown, instance: object, owner: type | None = None
+    ) -> Unknown: ...
+    @overload
+    def __get__(
+        self: "DecoratedModel[Concatenate[Any, Q], S]",
+        instance: object,
+        owner: type | None = None,
+    ) -> "DecoratedModel[Q, S]": ...
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Return the model of an instance, as a function of a class does."""
+        if instance is None or not hasattr(handler_chain(self.fn)[-1], "__get__"):
+            return self
+        # NumPyro's handlers bind nothing.
+        bind = getattr(self.fn, "__get__", lambda to: MethodType(self.fn, to))
+        bound = self._copy(bind(instance))
+        bound.__func__, bound.__self__ = self, instance
+        return bound
+
+    def _origin(self) -> tuple[int, int]:
+        return id(getattr(self, "__func__", self)), id(getattr(self, "__self__", None))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DecoratedModel) and self._origin() == other._origin()
+
+    def __hash__(self) -> int:
+        return hash(self._origin())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple:
-        """The name of a decorated module-level model."""
+        """The name of a decorated module-level model, or of a method and its instance."""
+        if hasattr(self, "__self__"):
+            return getattr, (self.__self__, self.__name__)
         function = handler_chain(self)[-1]
         name = getattr(function, "__qualname__", None)
         if name is not None and getattr(function, "__globals__", {}).get(name) is self:

@@ -1,7 +1,7 @@
 """Effect handlers: ``marginalize`` sums the local discrete latents of a NumPyro model out."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpyro
@@ -18,6 +18,7 @@ from numpyro_tempered.handlers.dependence import (
     Structure,
     get_structure,
 )
+from numpyro_tempered.handlers.effects import P, R
 from numpyro_tempered.handlers.elimination import Sum, sum_out
 from numpyro_tempered.handlers.imputation import argument_key
 from numpyro_tempered.handlers.mixing import check_elements
@@ -64,7 +65,7 @@ class MarginalLikelihood(dist.Distribution):
         return self.log_probs
 
 
-class marginalize(effects.PickledByName):
+class marginalize(effects.DecoratedModel[P, R]):
     r"""Sum the local discrete latents out of a model, so that its likelihood can be tempered.
 
     The power belongs outside of the sum over the values of a local discrete latent z,
@@ -126,7 +127,7 @@ class marginalize(effects.PickledByName):
         -5.62
     """
 
-    def __init__(self, fn: Model) -> None:
+    def __init__(self, fn: Callable[P, R]) -> None:
         if not callable(fn):
             raise TypeError(f"marginalize takes a model, got {fn!r}.")
         if any(isinstance(part, temper) for part in effects.handler_chain(fn)):
@@ -141,7 +142,10 @@ class marginalize(effects.PickledByName):
         self._checked: set[str] = set()
         functools.update_wrapper(self, fn, updated=())
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def _copy(self, fn: Callable) -> "marginalize":
+        return marginalize(fn)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the model without its local discrete latents."""
         if draws_discrete():
             raise ValueError(

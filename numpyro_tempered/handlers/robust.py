@@ -1,9 +1,9 @@
 """Effect handlers: ``robust`` puts the beta-divergence in the place of the log-likelihood of a NumPyro model."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,9 @@ import numpyro.distributions as dist
 from numpyro.primitives import Messenger, get_mask
 
 from numpyro_tempered.core.checks import check_number, is_traced
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.handlers import effects, observed, powers
+from numpyro_tempered.handlers.effects import P, Q, R, S
 from numpyro_tempered.handlers.numpyro_private import STACK
 from numpyro_tempered.handlers.power_integral import (
     NoIntegral,
@@ -120,7 +121,7 @@ class as_densities(Messenger):
     """Run a robust model with the densities of its observed sites, as its predictions have them."""
 
 
-class robust(effects.PickledByName, Messenger):
+class robust(effects.DecoratedModel[P, R], effects.Handler):
     r"""Replace the log-likelihood by minus the beta-divergence, under which an outlier counts for little.
 
     Each datum's log-density log f is replaced by
@@ -188,7 +189,7 @@ class robust(effects.PickledByName, Messenger):
 
     def __init__(
         self,
-        fn: Model | None = None,
+        fn: Callable[P, R] | None = None,
         beta: float | Mapping[str, float] = 0.3,
         *,
         unit: float | Mapping[str, float] | None = None,
@@ -208,13 +209,22 @@ class robust(effects.PickledByName, Messenger):
             )
         super().__init__(fn)
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    @overload
+    def __call__(
+        self: "robust[Any, Never]", fn: Callable[Q, S], /
+    ) -> "robust[Q, S]": ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the robust model, or decorate one."""
         if self.fn is not None:
             return super().__call__(*args, **kwargs)
         if len(args) != 1 or kwargs or not callable(args[0]):
             raise TypeError("robust(beta=...) without a model decorates one callable.")
-        return robust(args[0], self.beta, unit=self.unit)
+        return self._copy(args[0])
+
+    def _copy(self, fn: Callable) -> "robust":
+        return robust(fn, self.beta, unit=self.unit)
 
     def __enter__(self) -> None:
         """Start to replace."""

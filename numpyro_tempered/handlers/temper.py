@@ -1,17 +1,18 @@
 """Effect handlers: ``temper`` raises the likelihood of a NumPyro model to a power."""
 
 import functools
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Never, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.primitives import Messenger, get_mask
+from numpyro.primitives import get_mask
 
 from numpyro_tempered.core.typing import ArrayLike, Guide, Model
 from numpyro_tempered.handlers import effects, observed, powers
 from numpyro_tempered.handlers.dependence import get_structure
+from numpyro_tempered.handlers.effects import P, Q, R, S
 from numpyro_tempered.handlers.imputation import argument_key, check_values
 from numpyro_tempered.handlers.inventory import Inventory
 from numpyro_tempered.handlers.mixing import check_elements
@@ -19,7 +20,7 @@ from numpyro_tempered.handlers.numpyro_private import COERCIONS, STACK
 from numpyro_tempered.handlers.powers import check_alpha, is_power
 
 
-class temper(effects.PickledByName, Messenger):
+class temper(effects.DecoratedModel[P, R], effects.Handler):
     r"""Raise the likelihood to the power ``alpha`` and leave the prior alone.
 
     The decorated model targets the tempered (fractional) posterior
@@ -28,8 +29,8 @@ class temper(effects.PickledByName, Messenger):
 
     under every NumPyro algorithm that honours scales. Each observed site's log-probability is multiplied
     by ``alpha``; latent sites, and the Jacobian and reparameterisation factors that NumPyro itself emits as
-    observed sites, are not. Works as function, decorator and context manager, composes with subsampling
-    plates and other scales, and multiplies when nested.
+    observed sites, are not. Works as function, decorator, of methods too, and context manager, composes with
+    subsampling plates and other scales, and multiplies when nested.
 
     ``alpha`` below 1 tempers, 1 is Bayes, 0 is the prior, above 1 is a cold posterior that counts the
     data more than once. A mapping gives each observed site a power of its own, as in a power prior with
@@ -103,7 +104,7 @@ class temper(effects.PickledByName, Messenger):
 
     def __init__(
         self,
-        fn: Model | None = None,
+        fn: Callable[P, R] | None = None,
         alpha: ArrayLike | Mapping[str, ArrayLike] = 1.0,
         *,
         factors: bool | Collection[str] = True,
@@ -172,7 +173,13 @@ class temper(effects.PickledByName, Messenger):
                 alphas, factors, self.local_plates, self.discrete_parameters
             )
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    @overload
+    def __call__(
+        self: "temper[Any, Never]", fn: Callable[Q, S], /
+    ) -> "temper[Q, S]": ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the tempered model, or decorate one."""
         if self.fn is not None:
             result = super().__call__(*args, **kwargs)

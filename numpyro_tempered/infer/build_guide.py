@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from numpyro_tempered.core.checks import check_count, describe
 from numpyro_tempered.core.typing import Guide, Model
-from numpyro_tempered.handlers.effects import handler_chain
+from numpyro_tempered.handlers.effects import handler_chain, is_same
 from numpyro_tempered.handlers.powers import Powers, is_power
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.guide_laws import is_auto
@@ -71,4 +71,4 @@ def check_restarts(guide: object, num_restarts: int) -> None:
 
 def _wraps(model: object, inner: Model) -> bool:
     """Whether ``model`` is ``inner`` or a chain of handlers around it."""
-    return any(layer is inner for layer in handler_chain(model))
+    return any(is_same(layer, inner) for layer in handler_chain(model))

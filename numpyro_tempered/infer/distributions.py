@@ -12,8 +12,6 @@ from numpyro.distributions.util import promote_shapes, validate_sample
 from numpyro_tempered.core.typing import Array, ArrayLike, Scalar
 from numpyro_tempered.gaussian.families import SpikeSlab, spike_slab
 
-__all__ = ["SpikeAndSlab"]
-
 
 class _RealWithAtom(constraints.Constraint):
     """The real line with a point mass at 0."""
@@ -81,10 +79,10 @@ class SpikeAndSlab(dist.Distribution):
     Example:
         >>> import jax, numpyro.distributions as dist
         >>> import numpyro_tempered as nt
-        >>> prior = nt.distributions.SpikeAndSlab(0.25, 0.0, 1.0)
+        >>> prior = nt.sparse.SpikeAndSlab(0.25, 0.0, 1.0)
         >>> print(prior.sample(jax.random.key(0), (5,)))
         [ 0.         -2.0356805   0.20554423 -0.3535502  -0.76197404]
-        >>> q = nt.distributions.SpikeAndSlab(0.5, 1.0, 1.0)
+        >>> q = nt.sparse.SpikeAndSlab(0.5, 1.0, 1.0)
         >>> print(f"{dist.kl_divergence(q, prior):.4f}")  # of the gates .1438, and half of the slabs' .5
         0.3938
     """

@@ -46,7 +46,7 @@ _EVALUATIONS: ContextVar[list[str] | None] = ContextVar("_EVALUATIONS", default=
 
 @contextlib.contextmanager
 def _watched() -> Iterator[list[str]]:
-    """The names of the losses of :class:`ExpectedNLL`'s kind that are evaluated within."""
+    """The names of the losses of :class:`.ExpectedNLL`'s kind that are evaluated within."""
     evaluations: list[str] = []
     token = _EVALUATIONS.set(evaluations)
     try:
@@ -59,7 +59,7 @@ def _watched() -> Iterator[list[str]]:
 def require_expected_nll(
     objective: Callable[..., object], optimiser: str
 ) -> Iterator[None]:
-    """Refuse an objective, evaluated within, that is no :class:`ExpectedNLL`.
+    """Refuse an objective, evaluated within, that is no :class:`.ExpectedNLL`.
 
     Args:
         objective: The objective, of which SVI makes a closure with its loss.
@@ -74,9 +74,9 @@ def require_expected_nll(
         loss = loss_of(objective)
         name = "another loss" if loss is None else type(loss).__name__
         raise TypeError(
-            f"nt.optim.{optimiser} holds the prior itself and takes the gradients of nt.ExpectedNLL, got {name}, "
-            "with which the prior would count twice. Use "
-            f"SVI(model, guide, nt.optim.{optimiser}(guide, ...), nt.ExpectedNLL(...)), or an optimiser of "
+            f"nt.optim.{optimiser} holds the prior itself and takes the gradients of nt.optim.ExpectedNLL, got "
+            f"{name}, with which the prior would count twice. Use "
+            f"SVI(model, guide, nt.optim.{optimiser}(guide, ...), nt.optim.ExpectedNLL(...)), or an optimiser of "
             f"numpyro.optim with {name}."
         )
 
@@ -91,7 +91,7 @@ def loss_of(objective: Callable[..., object]) -> ELBO | None:
 
 @contextlib.contextmanager
 def refuse_expected_nll(optimiser: str) -> Iterator[None]:
-    """Refuse an objective, evaluated within, that is an :class:`ExpectedNLL`, which has no prior.
+    """Refuse an objective, evaluated within, that is an :class:`.ExpectedNLL`, which has no prior.
 
     Raises:
         TypeError: At the end, if such a loss was evaluated.
@@ -136,7 +136,7 @@ class ExpectedNLL(ELBO):
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> loss = nt.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
+        >>> loss = nt.optim.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
     """
 
     def __init__(

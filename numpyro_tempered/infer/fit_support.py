@@ -106,21 +106,21 @@ def fit_support(
 
     Args:
         rng_key: Key of the fit.
-        model: NumPyro model with :class:`~numpyro_tempered.distributions.SpikeAndSlab` priors.
+        model: NumPyro model with :class:`~numpyro_tempered.sparse.SpikeAndSlab` priors.
         guide: :class:`~numpyro_tempered.guides.AutoSpikeAndSlab`, or a callable from model to one. Its
             ``init_loc_fn`` decides, for a network, which optimum is reached:
             see :func:`~numpyro_tempered.guides.start_relu_network`.
         *args: Arguments of the model.
         alpha: Power on the likelihood, as in :func:`fit_svi`.
         num_weights: S, if exactly S weights are to be on. The ELBO is then that under the prior given that S are
-            on, uniform over the supports of size S, as in :func:`round_and_refit`.
+            on, uniform over the supports of size S, as in :func:`.round_and_refit`.
         num_steps: Steps of Adam after each change of the support; four times as many before the first.
         step_size: Its step size, which falls to a hundredth, in standard deviations of the slabs' priors.
         num_particles: Draws for the ELBO.
         **kwargs: Keyword arguments of the model.
 
     Returns:
-        A :class:`TemperedFit` as of :func:`round_and_refit`, whose ``probs`` are 0 and 1.
+        A :class:`.TemperedFit` as of :func:`.round_and_refit`, whose ``probs`` are 0 and 1.
 
     Raises:
         TypeError: If the guide is not an ``AutoSpikeAndSlab``.
@@ -135,12 +135,12 @@ def fit_support(
         >>> import jax, numpyro, numpyro.distributions as dist
         >>> import numpyro_tempered as nt
         >>> def model(x, y):
-        ...     prior = nt.distributions.SpikeAndSlab(0.25, 0.0, 2.0)
+        ...     prior = nt.sparse.SpikeAndSlab(0.25, 0.0, 2.0)
         ...     w = numpyro.sample("w", prior.expand([x.shape[1]]).to_event(1))
         ...     with numpyro.plate("n", len(y)):
         ...         numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
         >>> x = jax.random.normal(jax.random.key(0), (50, 4))
-        >>> fit = nt.fit_support(
+        >>> fit = nt.sparse.fit_support(
         ...     jax.random.key(1), model, nt.guides.AutoSpikeAndSlab, x, 2.0 * x[:, 0], num_steps=200
         ... )
         >>> print(fit.params["w_auto_probs"], fit.params["w_auto_loc"][0].round(1))

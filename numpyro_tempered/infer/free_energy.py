@@ -112,7 +112,7 @@ def model_objective(
         if expectation.bind is None:
             raise TypeError(
                 "this expectation is of a bare loss: take gauss_hermite(predictor=...) or monte_carlo() for a "
-                "model's likelihood, or nt.descent.objective and minimise for a loss."
+                "model's likelihood, or nt.gaussian.descent.objective and minimise for a loss."
             )
         with numpyro.validation_enabled(False):
             loss = _model_loss(

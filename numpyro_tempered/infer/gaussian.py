@@ -72,7 +72,7 @@ def fit_gaussian(
 
     With ``num_components`` the family is a mixture of Gaussians. It starts at the modes that Newton's method
     reaches from draws of the prior and around 0, heaviest first, and takes Bures-Wasserstein steps of all
-    components with mirror descent of their weights (:func:`~numpyro_tempered.descent.minimise_mixture`). Every
+    components with mirror descent of their weights (:func:`.descent.minimise_mixture`). Every
     expectation is by draws. A posterior with more modes than components warns.
 
     The exact Hessian of the draws takes d Hessian-vector products each, for d up to 1000. A model of many latents
@@ -86,8 +86,8 @@ def fit_gaussian(
             start.
         *args: Arguments of the model.
         alpha: Power on the likelihood, at least 0, or powers by site; see :class:`temper`.
-        method: :func:`~numpyro_tempered.descent.natural_gradient` with damping 0.5 by default, or
-            :func:`~numpyro_tempered.descent.forward_backward`.
+        method: :func:`.descent.natural_gradient` with damping 0.5 by default, or
+            :func:`.descent.forward_backward`.
         expectation: Of the likelihood: ``gauss_hermite(predictor="eta")`` where the model names its predictor;
             ``monte_carlo(predictor="eta")`` for Gauss-Newton curvature. By draws where it is left out.
         num_components: Gaussians in the posterior: more than one for several modes, or a form that one Gaussian
@@ -106,8 +106,8 @@ def fit_gaussian(
         **kwargs: Keyword arguments of the model.
 
     Returns:
-        A :class:`TemperedFit`, as of :func:`fit_svi`: for ``compare``, ``to_inference_data`` and the guide's own
-        methods. Its ``convergence`` is the :class:`~numpyro_tempered.descent.Result` of the run, with the
+        A :class:`.TemperedFit`, as of :func:`fit_svi`: for ``compare``, ``to_inference_data`` and the guide's own
+        methods. Its ``convergence`` is the :class:`.descent.Result` of the run, with the
         ELBO and the stationarity at each evaluation. A run that does not converge warns and says why; its q is a
         Gaussian all the same. A run whose maximised ELBO is not that of fresh draws warns too, as that of a
         linearised predictor may.

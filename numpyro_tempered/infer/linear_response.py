@@ -78,12 +78,12 @@ def linear_response(
         num_particles: Draws for the ELBO, where quadrature does not know it.
 
     Returns:
-        A :class:`TemperedFit` of the same model and data, with an ``AutoMultivariateNormal`` that has the fit's
+        A :class:`.TemperedFit` of the same model and data, with an ``AutoMultivariateNormal`` that has the fit's
         means and the covariance of linear response. Its ELBO is that of this Gaussian, its ``losses`` are empty,
-        and its ``convergence`` is a :class:`LinearResponse`.
+        and its ``convergence`` is a :class:`.LinearResponse`.
 
     Raises:
-        TypeError: If ``fit`` is no :class:`TemperedFit` of a mean-field Gaussian.
+        TypeError: If ``fit`` is no :class:`.TemperedFit` of a mean-field Gaussian.
         ValueError: If the Hessian is not positive definite, or the fit is more than half a nat from its optimum;
             if there are more than 500 latent coordinates; if the model has params, subsamples, local plates, or
             densities with kinks, as for :func:`fit_gaussian`; if the predictor of a quadrature is not affine.

@@ -14,11 +14,12 @@ from numpyro_tempered.core.chunks import read_chunk
 from numpyro_tempered.core.model_arguments import ArgumentStructure, on_arrays, separate
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Numbers
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
-from numpyro_tempered.gaussian.families.base import family_of
-from numpyro_tempered.handlers.effects import handler_chain
+from numpyro_tempered.gaussian.families.base import Gaussian, family_of
+from numpyro_tempered.handlers.effects import handler_chain, is_same
 from numpyro_tempered.handlers.likelihood import latent_sites, plain_arrays
 from numpyro_tempered.handlers.numpyro_private import unpack_and_constrain
 from numpyro_tempered.infer import online_checks as checks
+from numpyro_tempered.infer.bare_loss import bare_loss_of
 from numpyro_tempered.infer.elbo import bind
 from numpyro_tempered.infer.guides.online import StartsAtPrior
 from numpyro_tempered.infer.online_posterior import StreamPosterior
@@ -90,7 +91,7 @@ class OnlineVI:
                 "AutoOnlineLowRankNormal, which start at the prior, or an AutoOnlineGuide of your own, got "
                 f"{type(instance).__name__}."
             )
-        if handler_chain(instance.model)[-1] is not handler_chain(model)[-1]:
+        if not is_same(handler_chain(instance.model)[-1], handler_chain(model)[-1]):
             raise ValueError(
                 "the guide is built on another model, whose prior would start the run: build it on this one."
             )
@@ -444,3 +445,43 @@ class OnlineVI:
     def service(self, state: OnlineVIState, *args: object, **options: Any) -> Service:
         """Rounds and predictions one at a time, in microseconds: :func:`service_of`."""
         return service_of(self, state, args, **options)
+
+    def bare_loss(
+        self, rng_key: Array, *args: object, **kwargs: object
+    ) -> tuple[Expectation, Gaussian]:
+        """Return the likelihood as a loss of arrays, and the prior, for ``nt.online.partitioned``.
+
+        A posterior of the loss goes back into the model by ``online.init(rng_key, *args, prior=posterior)``,
+        whose state predicts, serves and draws the sites.
+
+        Args:
+            rng_key: Key of the set-up.
+            *args: Arguments of the model, some rows of data: of arrays shapes matter, all else is part of the
+                loss.
+            **kwargs: Keyword arguments of the model, likewise.
+
+        Returns:
+            The expectation of the negative log-likelihood, as a function of the arrays among the arguments and
+            tempered as the model is; and the prior on the flat unconstrained scale, a Gaussian of the guide's
+            family.
+
+        Raises:
+            ValueError: As :meth:`init`, of a model that cannot be run online.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+            >>> import numpyro_tempered as nt
+            >>> def model(x, y=None):
+            ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            ...     eta = numpyro.deterministic("eta", x * theta)
+            ...     numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+            >>> at_eta = nt.expectations.gauss_hermite(predictor="eta")
+            >>> online = nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, expectation=at_eta)
+            >>> x, y = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
+            >>> loss, prior = online.bare_loss(jax.random.key(0), x, y)
+            >>> pvi = nt.online.partitioned(loss, damping=1.0)
+            >>> run = nt.online.run_partitioned(pvi, prior, [(x[:2], y[:2]), (x[2:], y[2:])])
+            >>> print(f"{run.posterior.loc[0]:.3f} {run.posterior.scale[0]:.3f}")
+            1.500 0.500
+        """
+        return bare_loss_of(rng_key, self, args, kwargs)

@@ -79,18 +79,18 @@ class StreamPosterior(NamedTuple):
 
     @property
     def mean(self) -> Params:
-        """As of :class:`TemperedFit`."""
+        """As of :class:`.TemperedFit`."""
         return self.fit.mean
 
     @property
     def sd(self) -> Params:
-        """As of :class:`TemperedFit`."""
+        """As of :class:`.TemperedFit`."""
         return self.fit.sd
 
     def sample_posterior(
         self, rng_key: Array, sample_shape: tuple[int, ...] = ()
     ) -> Params:
-        """As of :class:`TemperedFit`."""
+        """As of :class:`.TemperedFit`."""
         return self.fit.sample_posterior(rng_key, sample_shape)
 
     def draw(self, rng_key: Array, num_samples: int) -> Params:
@@ -98,7 +98,7 @@ class StreamPosterior(NamedTuple):
         return self.online.sample_posterior(rng_key, self.state, num_samples)
 
     def log_prob(self, values: Params) -> Array:
-        """As of :class:`TemperedFit`."""
+        """As of :class:`.TemperedFit`."""
         return self.fit.log_prob(values)
 
     def predict(
@@ -109,7 +109,7 @@ class StreamPosterior(NamedTuple):
         new_groups: Collection[str] = (),
         **kwargs: object,
     ) -> Params:
-        """As of :class:`TemperedFit`."""
+        """As of :class:`.TemperedFit`."""
         return self.fit.predict(
             rng_key, *args, num_samples=num_samples, new_groups=new_groups, **kwargs
         )

@@ -30,7 +30,7 @@ def service_of(
 
     ``service.learn`` takes the arrays among the arguments, in their order, with or without the leading axis of 1;
     predictions, of the named predictor, take those that no site observes. ``service.state`` is an
-    :class:`OnlineVIState`.
+    :class:`.OnlineVIState`.
 
     Args:
         online: The OnlineVI.

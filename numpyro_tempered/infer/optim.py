@@ -3,7 +3,7 @@
 Use them with ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal`` and ``ExpectedNLL``::
 
     guide = nt.guides.AutoOnlineDiagonalNormal(model)
-    svi = SVI(model, guide, nt.optim.SVB(guide, step_size=0.1), nt.ExpectedNLL())
+    svi = SVI(model, guide, nt.optim.SVB(guide, step_size=0.1), nt.optim.ExpectedNLL())
 
 Another loss, such as ``Trace_ELBO``, raises at the first update. The optimiser's state is that of the rule. SVI's
 parameters are unconstrained: gradients are pulled back by the derivative of the guide's own bijection, so the
@@ -37,7 +37,7 @@ from numpyro_tempered.gaussian.families.base import (
 )
 from numpyro_tempered.gaussian.ivon import quick_noise
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
-from numpyro_tempered.infer.elbo import require_expected_nll
+from numpyro_tempered.infer.elbo import ExpectedNLL, require_expected_nll
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_guide
 from numpyro_tempered.infer.ivon import IVON
 from numpyro_tempered.infer.optax_ivon import sample_ivon, scale_by_ivon
@@ -58,12 +58,14 @@ __all__ = [
     "NGVI",
     "SVA",
     "SVB",
+    "ExpectedNLL",
     "ForwardBackward",
     "NaturalGradient",
     "quick_noise",
     "sample_ivon",
     "scale_by_ivon",
 ]
+__dir__ = __all__.copy
 
 
 class _RuleOptim(NumPyroOptim):
@@ -230,7 +232,7 @@ class NGVI(_RuleOptim):
 
 
 class NaturalGradient(_RuleOptim):
-    """:func:`numpyro_tempered.descent.natural_gradient` as an optimiser, without backtracking.
+    """:func:`.descent.natural_gradient` as an optimiser, without backtracking.
 
     For a target that is log-concave. A step to a precision that is not positive definite is rejected and counted.
 
@@ -246,7 +248,7 @@ class NaturalGradient(_RuleOptim):
         ...     theta = numpyro.deterministic("eta", numpyro.sample("theta", dist.Normal()))
         ...     numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
         >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
-        >>> loss = nt.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
+        >>> loss = nt.optim.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
         >>> svi = SVI(model, guide, nt.optim.NaturalGradient(guide, damping=1.0), loss)
         >>> state, _ = svi.update(svi.init(jax.random.key(0), y=2.0), y=2.0)
         >>> print(f"{svi.get_params(state)['auto_loc'][0]:.3f}")  # conjugate: exact in a step
@@ -258,7 +260,7 @@ class NaturalGradient(_RuleOptim):
 
 
 class ForwardBackward(_RuleOptim):
-    """:func:`numpyro_tempered.descent.forward_backward` as an optimiser, without backtracking.
+    """:func:`.descent.forward_backward` as an optimiser, without backtracking.
 
     Args:
         guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``, whose

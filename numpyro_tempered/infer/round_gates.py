@@ -58,7 +58,7 @@ def round_and_refit(
         num_particles: Draws for the ELBO.
 
     Returns:
-        A :class:`TemperedFit` whose ``probs`` are 0 and 1. Its ``losses`` are of the refit, and negative ELBOs.
+        A :class:`.TemperedFit` whose ``probs`` are 0 and 1. Its ``losses`` are of the refit, and negative ELBOs.
 
     Raises:
         TypeError: If ``fit`` is not such a result.
@@ -72,14 +72,14 @@ def round_and_refit(
         >>> import jax, numpyro, numpyro.distributions as dist
         >>> import numpyro_tempered as nt
         >>> def model(x, y):
-        ...     prior = nt.distributions.SpikeAndSlab(0.25, 0.0, 2.0)
+        ...     prior = nt.sparse.SpikeAndSlab(0.25, 0.0, 2.0)
         ...     w = numpyro.sample("w", prior.expand([x.shape[1]]).to_event(1))
         ...     with numpyro.plate("n", len(y)):
         ...         numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
         >>> x = jax.random.normal(jax.random.key(0), (50, 4))
         >>> guide, y = nt.guides.AutoSpikeAndSlab, 2.0 * x[:, 0]
         >>> fit = nt.fit_svi(jax.random.key(1), model, guide, x, y, num_steps=1000)
-        >>> rounded = nt.round_and_refit(jax.random.key(2), fit)
+        >>> rounded = nt.sparse.round_and_refit(jax.random.key(2), fit)
         >>> print(rounded.params["w_auto_probs"], rounded.elbo.value > fit.elbo.value)
         [1. 0. 0. 0.] True
     """

@@ -40,7 +40,7 @@ class ConvergenceWarning(UserWarning):
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> issubclass(nt.ConvergenceWarning, UserWarning)  # for warnings.filterwarnings
+        >>> issubclass(nt.warnings.ConvergenceWarning, UserWarning)  # for warnings.filterwarnings
         True
     """
 

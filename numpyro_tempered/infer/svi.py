@@ -103,8 +103,8 @@ def fit_svi(
         **kwargs: Keyword arguments of the model.
 
     Returns:
-        A :class:`TemperedFit`, with its :class:`Convergence`. A fit that has not converged warns, by a
-        :class:`ConvergenceWarning`: its ELBO says little about its model, and :func:`compare` refuses it.
+        A :class:`.TemperedFit`, with its :class:`.Convergence`. A fit that has not converged warns, by a
+        :class:`.ConvergenceWarning`: its ELBO says little about its model, and :func:`compare` refuses it.
 
     Raises:
         ValueError: If ``alpha`` is out of range, the model observes nothing, the guide is built on another

@@ -61,8 +61,8 @@ class TemperedFit(NamedTuple):
         args: The model's positional arguments.
         kwargs: The model's keyword arguments.
         rng_key: Key for what is drawn from the fit afterwards; None of a result without one.
-        convergence: How near the fit came to the optimum: a :class:`Convergence` of :func:`fit_svi`, a
-            :class:`~numpyro_tempered.descent.Result` of :func:`fit_gaussian`, a :class:`LinearResponse` of
+        convergence: How near the fit came to the optimum: a :class:`.Convergence` of :func:`fit_svi`, a
+            :class:`.descent.Result` of :func:`fit_gaussian`, a :class:`.LinearResponse` of
             :func:`linear_response`; None of other fits.
         divergences: By site what :class:`robust` has put in the place of the log-likelihood; None if nothing.
         coords: Labels of the data's named axes, such as the columns of a frame; None if there are none.
@@ -89,7 +89,7 @@ class TemperedFit(NamedTuple):
 
     @property
     def converged(self) -> bool | None:
-        """Whether the fit reached its tolerance; None where nothing shows it, see :class:`Convergence`."""
+        """Whether the fit reached its tolerance; None where nothing shows it, see :class:`.Convergence`."""
         known = self.convergence if self.source is None else self.source
         if known is None or known.converged is None:
             return None

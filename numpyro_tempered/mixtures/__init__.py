@@ -1,6 +1,6 @@
 """Mixtures by tempered coordinate ascent."""
 
-from numpyro_tempered.mixtures import starts
+from numpyro_tempered.mixtures import components, starts
 from numpyro_tempered.mixtures.bridges.from_sklearn import from_sklearn
 from numpyro_tempered.mixtures.bridges.model import numpyro_guide, numpyro_model
 from numpyro_tempered.mixtures.bridges.polish import polish
@@ -25,6 +25,7 @@ __all__ = [
     "ComponentSelection",
     "MixtureEM",
     "MixtureFit",
+    "components",
     "em",
     "fit",
     "fit_chunks",
@@ -47,3 +48,4 @@ __all__ = [
     "stick_breaking",
     "stochastic",
 ]
+__dir__ = __all__.copy

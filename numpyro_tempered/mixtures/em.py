@@ -134,7 +134,7 @@ def em(
         x: Data, rows ``(n, d)``. NaN are missing entries and are marginalised where the family allows this. Or
             chunks of rows, as for :func:`fit_chunks`: a list of arrays ``(n, d)``, or a function that makes a new
             iterable of them for each pass.
-        component: The family, such as ``nt.components.gaussian(dim)``.
+        component: The family, such as ``nt.mixtures.components.gaussian(dim)``.
         num_components: K >= 1.
         sample_weight: How often each row counts, ``(n,)``, not negative.
         start: First responsibilities, :func:`kmeans_plus_plus` by default. Where they leave a component
@@ -167,7 +167,7 @@ def em(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> fit = nt.mixtures.em(jax.random.key(0), x, nt.components.known_variance(1), num_components=2)
+        >>> fit = nt.mixtures.em(jax.random.key(0), x, nt.mixtures.components.known_variance(1), num_components=2)
         >>> print(np.sort(fit.parameters["loc"][:, 0]).round(2), fit.num_parameters)
         [0.05 9.05] 3
     """

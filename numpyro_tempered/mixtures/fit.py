@@ -51,7 +51,7 @@ def fit(
         rng_key: Key of the starts, and of the draws for E1.
         x: Data, rows ``(n, d)``. NaN are missing entries and are marginalised where the family allows this; a
             row without an observed entry counts nothing.
-        component: The family and its prior, such as ``nt.components.gaussian(dim)``.
+        component: The family and its prior, such as ``nt.mixtures.components.gaussian(dim)``.
         num_components: K >= 1. Components may end empty, at their prior.
         alpha: Power on the likelihood, positive.
         concentration: Dirichlet prior of the weights, one number or ``(K,)``; or :func:`stick_breaking`.
@@ -86,7 +86,7 @@ def fit(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2, alpha=0.5)
         >>> print(np.sort(fit.posterior.loc[:, 0]).round(1))
         [0. 9.]
@@ -178,7 +178,7 @@ def fit_chunks(
         >>> def chunks():
         ...     for centre in (0.0, 9.0):
         ...         yield np.array([[centre], [centre + 0.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit_chunks(jax.random.key(0), chunks, component, num_components=2, alpha=0.5)
         >>> print(np.sort(fit.posterior.loc[:, 0]).round(1))
         [0. 9.]

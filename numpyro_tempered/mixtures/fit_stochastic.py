@@ -94,7 +94,7 @@ def fit_stochastic(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.concatenate([np.linspace(-1.0, 1.0, 50), np.linspace(9.0, 11.0, 50)])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit_stochastic(
         ...     jax.random.key(0), [x], component, num_components=2, batch_size=20, num_passes=4
         ... )

@@ -64,7 +64,7 @@ def num_components_path(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> path = nt.mixtures.num_components_path(
         ...     jax.random.key(0), x, component, alphas=[0.5, 1.0], num_components=[1, 2], num_restarts=8
         ... )

@@ -42,7 +42,7 @@ def responsibilities(fit: MixtureFit, x: ArrayLike) -> Array:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> nt.mixtures.responsibilities(fit, x).round(2).max(axis=1).tolist()
         [1.0, 1.0, 1.0, 1.0]
@@ -57,7 +57,7 @@ def predict(fit: MixtureFit, x: ArrayLike) -> Array:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> label = nt.mixtures.predict(fit, x)
         >>> bool(label[0] == label[1] != label[2])
@@ -86,7 +86,7 @@ def log_predictive(fit: MixtureFit, x: ArrayLike) -> Array:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> grid = np.linspace(-15.0, 25.0, 2001)
         >>> round(float(np.exp(nt.mixtures.log_predictive(fit, grid)).sum() * 0.02), 3)
@@ -116,7 +116,7 @@ def sample(rng_key: Array, fit: MixtureFit, num_rows: int) -> tuple[Array, Array
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> rows, labels = nt.mixtures.sample(jax.random.key(1), fit, 5)
         >>> rows.shape, labels.shape
@@ -147,7 +147,7 @@ def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> Para
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> nt.mixtures.sample_parameters(jax.random.key(1), fit, 7)["loc"].shape
         (7, 2, 1)

@@ -271,7 +271,7 @@ def shard_rows(
     with weight 0 fill up: weights of 0 change no sum. A start that is random draws other rows than without them.
 
     Args:
-        x: All rows ``(n, d)``, on this host. With several processes ``nt.processes.share_rows`` takes those of
+        x: All rows ``(n, d)``, on this host. With several processes ``nt.online.share_rows`` takes those of
             each.
         mesh: A mesh, such as ``jax.make_mesh((jax.device_count(),), ("rows",))``; rows go over all its axes.
         sample_weight: How often each row counts, ``(n,)``.

@@ -233,7 +233,7 @@ class MixtureFit(NamedTuple):
             order: The old number of each component; by default from the largest to the smallest count.
 
         Returns:
-            A :class:`~numpyro_tempered.results.TemperedFit` of the tempered :func:`numpyro_model` with
+            A :class:`.TemperedFit` of the tempered :func:`numpyro_model` with
             :func:`numpyro_guide`, whose ``elbo`` is E1.
 
         Raises:
@@ -311,7 +311,7 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [9.0], [9.1], [9.2]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.relabel(nt.mixtures.fit(jax.random.key(0), x, component, num_components=2))
         >>> fit.counts.round(1).tolist()
         [3.0, 1.0]

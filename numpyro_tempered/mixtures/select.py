@@ -173,7 +173,7 @@ def select_num_components(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> choice = nt.mixtures.select_num_components(
         ...     jax.random.key(0), x, component, num_components=[1, 2], num_restarts=8, baselines=False
         ... )
@@ -182,7 +182,8 @@ def select_num_components(
 
         Of families and all K:
 
-        >>> families = {"narrow": component, "wide": nt.components.known_variance(1, prior_scale=10.0, scale=9.0)}
+        >>> wide = nt.mixtures.components.known_variance(1, prior_scale=10.0, scale=9.0)
+        >>> families = {"narrow": component, "wide": wide}
         >>> choice = nt.mixtures.select_num_components(
         ...     jax.random.key(0), x, families, num_components=None, num_restarts=8, baselines=False
         ... )

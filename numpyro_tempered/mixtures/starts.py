@@ -25,6 +25,7 @@ __all__ = [
     "kmeans_plus_plus",
     "random_responsibilities",
 ]
+__dir__ = __all__.copy
 
 
 # Into which the rows are divided where one of them is drawn.

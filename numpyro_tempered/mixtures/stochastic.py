@@ -214,7 +214,7 @@ def stochastic(
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> rule = nt.mixtures.stochastic(component, num_components=2)
         >>> batches = np.tile([[0.0], [9.0], [0.2], [8.8]], (5, 1, 1))
         >>> state = jax.jit(rule.init)(jax.random.key(0), batches[0])

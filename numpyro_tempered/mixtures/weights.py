@@ -70,7 +70,7 @@ def stick_breaking(gamma: float = 1.0) -> StickBreaking:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [9.0], [9.1], [9.2]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(
         ...     jax.random.key(0), x, component, num_components=5, concentration=nt.mixtures.stick_breaking(0.5)
         ... )

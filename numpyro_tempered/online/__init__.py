@@ -1,6 +1,9 @@
 """Online rules as (init, update) pairs, and the drivers that run them over a stream."""
 
 from numpyro_tempered.core.chunks import pad_batch
+from numpyro_tempered.core.processes import to_host
+from numpyro_tempered.core.shared_rows import share_rows
+from numpyro_tempered.core.tables import csv_chunks, frame_chunks, parquet_chunks
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box, Losses, OnlineState, Rule, svb_rate
 from numpyro_tempered.online.chunked import iterate_chunks, run_chunks
@@ -105,6 +108,7 @@ __all__ = [
     "average",
     "class_probabilities",
     "clip",
+    "csv_chunks",
     "detect_changes",
     "diagnose",
     "doubling",
@@ -113,6 +117,7 @@ __all__ = [
     "ewa_rate",
     "expert_states",
     "export_update",
+    "frame_chunks",
     "from_bytes",
     "global_batches",
     "grid",
@@ -126,6 +131,7 @@ __all__ = [
     "oga_rate",
     "original_scale",
     "pad_batch",
+    "parquet_chunks",
     "partitioned",
     "pending",
     "point_kl",
@@ -145,6 +151,7 @@ __all__ = [
     "rvga",
     "sample_predictor",
     "save",
+    "share_rows",
     "skip",
     "standardise",
     "sva",
@@ -154,9 +161,11 @@ __all__ = [
     "svb_rate",
     "svb_strongly_convex_rate",
     "to_bytes",
+    "to_host",
     "to_prior",
     "update",
     "weighted_posteriors",
     "weights",
     "with_average",
 ]
+__dir__ = __all__.copy

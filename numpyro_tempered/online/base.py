@@ -53,7 +53,7 @@ class OnlineState(NamedTuple):
     """State of an online rule: a pytree of arrays that scans, vmaps and pickles.
 
     Attributes:
-        posterior: q_t, a :class:`~numpyro_tempered.families.MeanField` or of another family.
+        posterior: q_t, a :class:`.MeanField` or of another family.
         prior: q_1, the Gaussian the run started from, of the same family.
         memory: What the rule itself accumulates.
         count: Rounds taken, a scalar integer.

@@ -73,7 +73,7 @@ def run_chunks(
         expectation: E_q of a bare loss, such as ``nt.expectations.hinge()``.
         state: From ``rule.init(prior)`` or an earlier pass.
         chunks: Tuples of arrays as :func:`run` takes them, such as ``(x, y)``, with any number of rows each;
-            one tuple of whole arrays in a list will do. ``nt.tables`` makes them from pandas, CSV and Parquet.
+            one tuple of whole arrays in a list will do. ``nt.online`` makes them from pandas, CSV and Parquet.
         rng_key: For expectations that draw.
         size: Rows in a block, the unit that is compiled; at least 2.
         skip: Rows to leave out at the start. A run that was saved goes on with
@@ -95,7 +95,7 @@ def run_chunks(
         >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.ngvi()
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> x, y = np.eye(2), np.array([1.0, -1.0])
         >>> chunks = [(x, y), (x[:1], y[:1])]
         >>> state, losses = nt.online.run_chunks(rule, nt.expectations.squared(), state, chunks)
@@ -178,7 +178,7 @@ def iterate_chunks(
         >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro_tempered as nt
         >>> rule, loss = nt.online.ngvi(), nt.expectations.squared()
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1)))
         >>> chunks = [(np.ones((5, 1)), np.ones(5))]
         >>> for state, losses in nt.online.iterate_chunks(rule, loss, state, chunks, size=2):
         ...     print(int(state.count))

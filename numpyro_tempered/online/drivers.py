@@ -109,7 +109,7 @@ def update(
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule, loss = nt.online.ngvi(), nt.expectations.squared()
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> state, losses = nt.online.update(rule, loss, state, jnp.ones(2), jnp.nan)
         >>> int(state.count), int(state.rejected)
         (0, 1)
@@ -168,7 +168,7 @@ def run(
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.ngvi()
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> x, y = jnp.eye(2), jnp.array([1.0, -1.0])
         >>> state, losses = nt.online.run(rule, nt.expectations.hinge(), state, x, y)
         >>> losses.at_mean

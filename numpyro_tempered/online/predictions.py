@@ -73,7 +73,7 @@ def predict(
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0]))
+        >>> q = nt.gaussian.families.MeanField(jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0]))
         >>> prediction = nt.online.predict(nt.expectations.squared(), q, jnp.array([2.0, 1.0]))
         >>> print(prediction.mean, prediction.variance)
         4.0 2.0
@@ -111,7 +111,7 @@ def class_probabilities(
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> logistic = nt.expectations.logistic()
-        >>> q = nt.families.MeanField(jnp.array([1.0]), jnp.array([3.0]))
+        >>> q = nt.gaussian.families.MeanField(jnp.array([1.0]), jnp.array([3.0]))
         >>> negative, positive = nt.online.class_probabilities(logistic, q, jnp.ones(1))
         >>> print(f"{negative:.3f} {positive:.3f}")
         0.387 0.613
@@ -149,7 +149,7 @@ def sample_predictor(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> draw = nt.online.sample_predictor(jax.random.key(0), nt.expectations.squared(), q, jnp.eye(2))
         >>> best_action = int(jnp.argmax(draw))
     """
@@ -274,7 +274,7 @@ def require_predictors(expectation: Expectation) -> PredictorsAt:
     if expectation.bind is not None:
         raise TypeError(
             "this expectation is of a model's likelihood: OnlineVI.service(state, *args).predict(x) predicts, or "
-            "nt.bare_loss makes a loss of the model."
+            "OnlineVI.bare_loss makes a loss of the model."
         )
     if expectation.predictors is None:
         raise TypeError(

@@ -94,7 +94,7 @@ class Service:
         >>> import numpyro_tempered as nt
         >>> logistic = nt.expectations.logistic()
         >>> rule = nt.online.rvga()
-        >>> state = rule.init(nt.families.FullRank(jnp.zeros(2), jnp.eye(2)))
+        >>> state = rule.init(nt.gaussian.families.FullRank(jnp.zeros(2), jnp.eye(2)))
         >>> service = nt.online.Service(rule, logistic, state, [0.0, 0.0], 1.0)
         >>> losses = service.learn([1.0, -2.0], 1.0)
         >>> print(f"{losses.at_mean:.3f} {service.class_probabilities([1.0, -2.0])[1]:.3f}")

@@ -16,3 +16,4 @@ __all__ = [
     "plot_path",
     "plot_regret",
 ]
+__dir__ = __all__.copy

@@ -39,7 +39,7 @@ def plot_mixture(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> nt.plots.plot_mixture(fit, x).get_ylabel()
         'predictive density'
@@ -142,7 +142,7 @@ def plot_num_components_path(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> path = nt.mixtures.num_components_path(
         ...     jax.random.key(0), x, component, num_components=[1, 2], num_restarts=8
         ... )

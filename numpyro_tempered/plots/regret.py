@@ -25,7 +25,7 @@ def plot_regret(
 
     Args:
         losses: Losses per round by rule, shape ``(T,)`` each, in which rounds that were rejected (NaN) count
-            as absent; or the result of :func:`numpyro_tempered.regret_ledger`.
+            as absent; or the result of :func:`.regret_ledger`.
         hindsight: Average loss of the best fixed parameter in hindsight, drawn as a line with the losses.
         ax: Matplotlib axes; a new figure by default.
 
@@ -93,7 +93,7 @@ def _ledger_group(data: Mapping[str, Any]) -> "xr.Dataset | None":
         return None
     if "regret" not in group_names(data):
         raise ValueError(
-            f"plot_regret needs the result of regret_ledger, got groups {group_names(data)}."
+            f"plot_regret needs the result of nt.bounds.regret_ledger, got groups {group_names(data)}."
         )
     return group(data, "regret")
 

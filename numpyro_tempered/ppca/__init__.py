@@ -42,3 +42,4 @@ __all__ = [
     "select_num_factors",
     "transform",
 ]
+__dir__ = __all__.copy

@@ -81,7 +81,7 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
         >>> import numpy as np
         >>> import numpyro_tempered as nt
         >>> losses = nt.online.Losses(np.array([1.0, 0.5]), np.array([1.2, 0.6]))
-        >>> nt.table(nt.regret_ledger({"sva": losses}))["cumulative_at_mean"].item()
+        >>> nt.table(nt.bounds.regret_ledger({"sva": losses}))["cumulative_at_mean"].item()
         1.5
     """
     # A group of ArviZ data may be called data.

@@ -64,7 +64,7 @@ def compare(
     The other groups are those of the selected fit, as :func:`to_inference_data` makes them; a fit that does not
     hold its data has them only with ``data``. :func:`table` turns the comparison into pandas.
 
-    Any fit with an ELBO takes part: of :func:`fit_svi`, :func:`fit_gaussian`, :func:`round_and_refit`,
+    Any fit with an ELBO takes part: of :func:`fit_svi`, :func:`fit_gaussian`, :func:`.round_and_refit`,
     ``mixtures``, ``ppca`` and ``sparse``, or one of your own. The ELBO of a mixture is its bound E1, that of a
     logistic regression its objective, which is below the ELBO. The ELBO of a linear regression with estimated
     noise bounds the evidence at this noise alone: compare it with others of its kind.

@@ -133,7 +133,8 @@ def sandwich(
         **kwargs: Keyword arguments that belong to the data.
 
     Returns:
-        A :class:`SandwichErrors`. Its table has a row for each number of each latent site, in its own units, with
+        A :class:`.SandwichErrors`. Its table has a row for each number of each latent site, in its own units,
+        with
 
         - ``mean``, ``sd``: of the fit;
         - ``curvature_sd``: the standard deviation of the tempered posterior by its curvature at the mode: where

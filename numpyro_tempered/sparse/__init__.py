@@ -1,5 +1,8 @@
 """Sparse linear and logistic regression by tempered coordinate ascent."""
 
+from numpyro_tempered.infer.distributions import SpikeAndSlab
+from numpyro_tempered.infer.fit_support import fit_support
+from numpyro_tempered.infer.round_gates import round_and_refit
 from numpyro_tempered.sparse.arguments import Prior
 from numpyro_tempered.sparse.base import Draws, NoisePosterior, RegressionFit, selected
 from numpyro_tempered.sparse.linear import fit_linear
@@ -18,11 +21,15 @@ __all__ = [
     "NoisePosterior",
     "Prior",
     "RegressionFit",
+    "SpikeAndSlab",
     "fit_linear",
     "fit_logistic",
+    "fit_support",
     "linear_predictor",
     "predict",
     "predict_proba",
+    "round_and_refit",
     "sample_posterior",
     "selected",
 ]
+__dir__ = __all__.copy

@@ -99,7 +99,7 @@ def on_streams(names, data_dir, num_permutations, num_rounds):
                 if loss == "hinge"
                 else nt.expectations.squared()
             )
-            prior = nt.families.MeanField(
+            prior = nt.gaussian.families.MeanField(
                 jnp.zeros(d, jnp.float32), jnp.full(d, d**-0.5, jnp.float32)
             )
             state, losses = nt.online.run(rule, expectation, rule.init(prior), x, y)
@@ -137,7 +137,9 @@ def flipping(seed, num_rounds):
 def on_drift(num_seeds, num_rounds):
     """Losses of windows and aggregates on the stream that flips, and the weights over time of one run."""
     hinge = nt.expectations.hinge()
-    prior = nt.families.MeanField(jnp.zeros(2, jnp.float32), jnp.ones(2, jnp.float32))
+    prior = nt.gaussian.families.MeanField(
+        jnp.zeros(2, jnp.float32), jnp.ones(2, jnp.float32)
+    )
     rows = []
     for share in (0.0, 1e-4, 1e-3, 1e-2):
         rule = aggregate_windows(share=share)

@@ -63,7 +63,9 @@ def run(x, y):
         margins = (row[1] * (row[0] @ loc) for loc in (never, state.posterior.loc))
         return after, (nt.online.weights(after), *margins)
 
-    prior = nt.families.MeanField(jnp.zeros(2, jnp.float32), jnp.ones(2, jnp.float32))
+    prior = nt.gaussian.families.MeanField(
+        jnp.zeros(2, jnp.float32), jnp.ones(2, jnp.float32)
+    )
     return jax.vmap(lambda *rows: jax.lax.scan(body, RULE.init(prior), rows)[1])(x, y)
 
 

@@ -41,7 +41,7 @@ COEFFICIENTS = np.array([1.0, -1.0, 0.5, 0.0, 0.0])
 WRONG_SCALE = 1.5
 WEIGHTS = np.array([0.4, 0.6])
 SEPARATIONS = {"mixture, 4 apart": 4.0, "mixture, 2.5 apart": 2.5}
-COMPONENT = nt.components.known_variance(1, prior_scale=5.0)
+COMPONENT = nt.mixtures.components.known_variance(1, prior_scale=5.0)
 RESTARTS = 4
 NUM_DRAWS = 100
 LOG_TWO_PI = np.log(2 * np.pi)

@@ -3,7 +3,7 @@
 A logistic regression on d features, rounded to four decimals as files have them. All read what is in the page
 cache, and take turns; seconds of wall time and of CPU time of all threads, medians. How each is called:
 
-- *NGVI*, *R-VGA*: ``nt.online.run_chunks`` on ``nt.tables.csv_chunks``, mean field; *full covariance*: R-VGA
+- *NGVI*, *R-VGA*: ``nt.online.run_chunks`` on ``nt.online.csv_chunks``, mean field; *full covariance*: R-VGA
   on one; *reading alone*: all chunks of ``csv_chunks``;
 - *Vowpal Wabbit, CSV*: ``--csv`` on the same file, but for the name of the column of labels;
 - *Vowpal Wabbit, text*: on the same numbers in its text format. Both by its Python package, whose parser is a
@@ -57,11 +57,11 @@ def write_files(folder, num_rows, d):
 def contestants(folder, d):
     """Calls by name."""
     logistic = nt.expectations.logistic()
-    mean_field = nt.families.MeanField(jnp.zeros(d), jnp.ones(d))
-    full = nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
+    mean_field = nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d))
+    full = nt.gaussian.families.FullRank(jnp.zeros(d), jnp.eye(d))
 
     def chunks():
-        return nt.tables.csv_chunks(folder / "ours.csv", outcome="y")
+        return nt.online.csv_chunks(folder / "ours.csv", outcome="y")
 
     def read():
         for _ in chunks():

@@ -52,7 +52,7 @@ def stream(size, num_rows):
     d = 54
     x, y = logistic_data(num_rows // size * size, d)
     rule = nt.online.rvga()
-    state = rule.init(nt.families.FullRank(jnp.zeros(d), jnp.eye(d)))
+    state = rule.init(nt.gaussian.families.FullRank(jnp.zeros(d), jnp.eye(d)))
     batches = (jnp.reshape(x, (-1, size, d)), jnp.reshape(y, (-1, size)))
     program = jax.jit(lambda state, x, y: nt.online.run(rule, LOGISTIC, state, x, y)[0])
     return program, (state, *(batches if size > 1 else (x, y))), len(x)
@@ -65,7 +65,9 @@ def learners(number, num_rows):
     rule = nt.online.rvga()
     scales = jnp.geomspace(0.1, 10.0, number)
     states = jax.vmap(
-        lambda scale: rule.init(nt.families.FullRank(jnp.zeros(d), scale * jnp.eye(d)))
+        lambda scale: rule.init(
+            nt.gaussian.families.FullRank(jnp.zeros(d), scale * jnp.eye(d))
+        )
     )(scales)
 
     def one(state, x, y):
@@ -78,7 +80,9 @@ def mixture(num_rows):
     """Rows times passes of a fit of eight components on four columns, two restarts and twenty passes."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(num_rows, 4)) + 6.0 * rng.integers(4, size=(num_rows, 1))
-    component = nt.components.gaussian(4, **nt.components.scaled_to(x))
+    component = nt.mixtures.components.gaussian(
+        4, **nt.mixtures.components.scaled_to(x)
+    )
     # Twenty passes are the same work at any size, and no end.
     warnings.filterwarnings("ignore", "the best restart has not converged")
 

@@ -196,7 +196,7 @@ def experiment(name, options):
         [np.random.default_rng(seed).permutation(num_rounds) for seed in range(count)]
     )
     loc = start(name, d)
-    prior = nt.families.MeanField(jnp.asarray(loc), jnp.ones(len(loc)))
+    prior = nt.gaussian.families.MeanField(jnp.asarray(loc), jnp.ones(len(loc)))
     expectation = getattr(nt.expectations, stream.loss)()
     if name == EXACT:
         expectation, best = exact_network(), np.nan
@@ -204,7 +204,7 @@ def experiment(name, options):
         expectation, best = nt.expectations.linearised(network, expectation), np.nan
     else:
         best = (
-            getattr(nt.hindsight, stream.loss)(stream.x, stream.y, BOX).value
+            getattr(nt.bounds.hindsight, stream.loss)(stream.x, stream.y, BOX).value
             / num_rounds
         )
     losses = {}
@@ -219,7 +219,7 @@ def experiment(name, options):
         for label, step in (("(5), step 1/√T", num_rounds**-0.5), ("(5), step 1", 1.0)):
             begin = time.perf_counter()
             fits = [
-                nt.hindsight.sequential(
+                nt.bounds.hindsight.sequential(
                     expectation, prior, step, stream.x[order], stream.y[order]
                 )
                 for order in orders

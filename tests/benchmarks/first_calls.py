@@ -78,12 +78,15 @@ def calls():
 
     def mixture(key, k):
         return nt.mixtures.fit(
-            key, clusters(k), nt.components.gaussian(2), num_components=3
+            key, clusters(k), nt.mixtures.components.gaussian(2), num_components=3
         ).objective
 
     def table(key, k):
         return nt.mixtures.select_num_components(
-            key, clusters(k), nt.components.gaussian(2), num_components=range(1, 9)
+            key,
+            clusters(k),
+            nt.mixtures.components.gaussian(2),
+            num_components=range(1, 9),
         ).num_components
 
     def sklearn_mixture(key, k):

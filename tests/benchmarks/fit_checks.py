@@ -137,7 +137,7 @@ def main():
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    warnings.simplefilter("ignore", nt.ConvergenceWarning)
+    warnings.simplefilter("ignore", nt.warnings.ConvergenceWarning)
     names = [name for name, conjugate in MODELS.items() if conjugate.discrete is None]
     if options.small:
         arguments = (["normal", "linear"], (0.5,), 3)

@@ -5,7 +5,7 @@ N(0, 5²), in double precision. Every method starts at N(0, I) and fits a full c
 is the best ELBO less its own, by quadrature on the predictor with 40 nodes (exact to rounding here); the best is
 that of a run to stationarity 1e-16, checked by scipy's L-BFGS on an independent implementation for d = 2, 10.
 
-- natural gradient (damping .5, and 1), forward-backward whitened and plain: ``nt.descent.minimise``; an
+- natural gradient (damping .5, and 1), forward-backward whitened and plain: ``nt.gaussian.descent.minimise``; an
   evaluation is one of E[f], E[∇f] and E[∇²f], rejected trials included.
 - Adam on the exact ELBO: its gradient in (loc, scale_tril) by the same quadrature, softplus diagonal, step size
   .05 falling to .0005 over the last two fifths, as ``fit_svi`` does; an evaluation is a gradient.
@@ -46,7 +46,7 @@ import gaussian_vi_oracles as oracle
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PRIOR_SCALE = 5.0
 TARGET = 1e-6
-vi = nt.descent
+vi = nt.gaussian.descent
 LOSS = nt.expectations.logistic(num_nodes=40)
 METHODS = {
     "natural gradient, damping .5": (vi.natural_gradient(), 200),
@@ -82,7 +82,7 @@ def model(x, y=None):
 def objective(x, y, alpha):
     """The free energy of a target."""
     d = x.shape[1]
-    prior = nt.families.MeanField(jnp.zeros(d), jnp.full(d, PRIOR_SCALE))
+    prior = nt.gaussian.families.MeanField(jnp.zeros(d), jnp.full(d, PRIOR_SCALE))
     return vi.objective(LOSS, prior, x, y, alpha=alpha)
 
 
@@ -103,7 +103,7 @@ def elbo_of(f):
     """The ELBO of (loc, scale_tril) as a differentiable function: value of the objective's own quadrature."""
 
     def elbo(loc, root):
-        q = nt.families.FullRank(loc, root)
+        q = nt.gaussian.families.FullRank(loc, root)
         entropy = jnp.sum(jnp.log(jnp.diagonal(root))) + 0.5 * loc.size * jnp.log(
             2.0 * jnp.pi * jnp.e
         )
@@ -178,7 +178,7 @@ def study(d, alpha, adam_steps, svi_steps):
     """One target: the gaps along each method's run, and the Gaussian found."""
     x, y = draw(d)
     f = objective(x, y, alpha)
-    start = nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
+    start = nt.gaussian.families.FullRank(jnp.zeros(d), jnp.eye(d))
     best = vi.minimise(
         f, start, method=vi.natural_gradient(1.0), tolerance=1e-16, max_evaluations=2000
     )

@@ -130,9 +130,9 @@ def measure(name, stream, rule, family, reference):
     zeros = jnp.zeros(d)
     full = family == "FullRank"
     prior = (
-        nt.families.FullRank(zeros, jnp.eye(d))
+        nt.gaussian.families.FullRank(zeros, jnp.eye(d))
         if full
-        else nt.families.MeanField(zeros, jnp.ones(d))
+        else nt.gaussian.families.MeanField(zeros, jnp.ones(d))
     )
     start, seconds = RULES[rule].init(prior), []
     for _ in range(3):

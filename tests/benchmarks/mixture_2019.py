@@ -22,7 +22,7 @@ from provenance import describe
 import numpyro_tempered as nt
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
-COMPONENT = nt.components.known_variance(1, prior_scale=10.0)
+COMPONENT = nt.mixtures.components.known_variance(1, prior_scale=10.0)
 DESIGNS = {
     "far, equal": ((1 / 3, 1 / 3, 1 / 3), (-4.0, 0.0, 4.0)),
     "near, equal": ((1 / 3, 1 / 3, 1 / 3), (-2.0, 0.0, 2.0)),

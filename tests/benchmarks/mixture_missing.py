@@ -59,7 +59,10 @@ def pima(folder):
 
 def contenders(train):
     """By name, the rows that each is fitted to and its family."""
-    full, diagonal = nt.components.gaussian, nt.components.diagonal_gaussian
+    full, diagonal = (
+        nt.mixtures.components.gaussian,
+        nt.mixtures.components.diagonal_gaussian,
+    )
     imputed = np.where(np.isnan(train), np.nanmean(train, axis=0), train)
     return {
         "full covariance, integrated out": (train, full),
@@ -76,7 +79,7 @@ def table_of(data, missing, train, test, orders):
     """A row for each contender."""
     rows = []
     for name, (x, family) in contenders(train).items():
-        component = family(x.shape[1], **nt.components.scaled_to(x))
+        component = family(x.shape[1], **nt.mixtures.components.scaled_to(x))
         choice = nt.mixtures.select_num_components(
             jax.random.key(0),
             x,

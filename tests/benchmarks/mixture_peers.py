@@ -90,7 +90,7 @@ def ours(x, k, omega, dtype):
 
     import numpyro_tempered as nt
 
-    component = nt.components.gaussian(x.shape[1])
+    component = nt.mixtures.components.gaussian(x.shape[1])
     x, key = x.astype(dtype), jax.random.key(0)
     if omega is None:
         return lambda passes: nt.mixtures.em(

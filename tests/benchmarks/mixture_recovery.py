@@ -35,7 +35,7 @@ from sklearn.mixture import BayesianGaussianMixture, GaussianMixture
 import numpyro_tempered as nt
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
-COMPONENT = nt.components.known_variance(1, prior_scale=5.0)
+COMPONENT = nt.mixtures.components.known_variance(1, prior_scale=5.0)
 ALPHAS = (0.5, 0.9, 1.0)
 ORDERS = range(1, 7)
 RESTARTS = 8

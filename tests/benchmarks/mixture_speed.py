@@ -60,7 +60,7 @@ def component_for(x):
     """The priors that scikit-learn takes by default, as ours."""
     d = x.shape[1]
     covariance = np.atleast_2d(np.cov(x.T))
-    return nt.components.gaussian(
+    return nt.mixtures.components.gaussian(
         d, loc=x.mean(0), mean_precision=1.0, df=float(d), scale=covariance
     )
 

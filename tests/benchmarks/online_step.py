@@ -198,7 +198,7 @@ def measure(d, num_rounds, repeats, svi_steps):
     """The rows of the table for one dimension."""
     x, y = stream(num_rounds, d)
     device_x, device_y = jnp.asarray(x), jnp.asarray(y)
-    prior = nt.families.MeanField(jnp.zeros(d), jnp.ones(d))
+    prior = nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d))
     svi = time_svi(device_x, device_y, svi_steps)
     rows, model_rows, contestants, found = [], [], {}, {}
     for name, (rule, loop, options) in RULES.items():

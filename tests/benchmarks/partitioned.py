@@ -84,12 +84,14 @@ class Problem:
         self.x, self.y = x[:num_train], y[:num_train]
         self.test = x[num_train:], y[num_train:]
         self.d = x.shape[1]
-        self.prior = nt.families.FullRank(jnp.zeros(self.d), jnp.eye(self.d))
+        self.prior = nt.gaussian.families.FullRank(jnp.zeros(self.d), jnp.eye(self.d))
         rule = nt.online.rvga()
         start, _ = nt.online.run(rule, LOGISTIC, rule.init(self.prior), self.x, self.y)
-        init = nt.families.family_of(self.prior).canonical(start.posterior)
-        f = nt.descent.objective(LOGISTIC, self.prior, self.x, self.y)
-        self.batch = nt.descent.minimise(f, init, tolerance=1e-3, max_evaluations=300)
+        init = nt.gaussian.families.family_of(self.prior).canonical(start.posterior)
+        f = nt.gaussian.descent.objective(LOGISTIC, self.prior, self.x, self.y)
+        self.batch = nt.gaussian.descent.minimise(
+            f, init, tolerance=1e-3, max_evaluations=300
+        )
         self.mode, precision = mode("logistic", self.x, self.y)
         self.half = np.linalg.cholesky(precision)
         self.loc, self.root = (
@@ -158,7 +160,7 @@ def rounds(problem, num_parts, way, pvi, num_rounds, *, sequential=False):
                 state = pvi.combine(state, factors[k].change)
         if not sequential:
             state = pvi.combine(state, [factor.change for factor in factors])
-        kl = float(nt.families.family_of(before).kl(before, problem.prior))
+        kl = float(nt.gaussian.families.family_of(before).kl(before, problem.prior))
         row = {
             "way": way,
             "round": number,

@@ -141,8 +141,8 @@ def blackjax_contestant(x, y):
 def our_calls(x, y, online, num_steps):
     """The updates of this package called once per datum."""
     d, logistic = x.shape[1], nt.expectations.logistic()
-    field = nt.families.MeanField(jnp.zeros(d), jnp.ones(d))
-    full = nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
+    field = nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d))
+    full = nt.gaussian.families.FullRank(jnp.zeros(d), jnp.eye(d))
 
     def bare(rule, expectation, prior):
         def run():
@@ -210,7 +210,7 @@ def measure(d, num_rounds, repeats, slow_steps):
     host_x, host_y = stream(num_rounds, d)
     x, y = jnp.asarray(host_x), jnp.asarray(host_y)
     labels = (y > 0).astype(jnp.int32)
-    field = nt.families.MeanField(jnp.zeros(d), jnp.ones(d))
+    field = nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d))
     hinge, squared = nt.expectations.hinge(), nt.expectations.squared()
     ours, contestants, steps, found = {}, {}, {}, {}
 
@@ -247,7 +247,7 @@ def measure(d, num_rounds, repeats, slow_steps):
             "NGVI, full covariance",
             nt.online.ngvi(),
             squared,
-            nt.families.FullRank(jnp.zeros(d), jnp.eye(d)),
+            nt.gaussian.families.FullRank(jnp.zeros(d), jnp.eye(d)),
         )
 
         def rank_one():
@@ -323,7 +323,7 @@ def one_pass(num_rounds):
     """Seconds of one pass of NGVI over a stream of the size of Cover Type."""
     x, y = map(jnp.asarray, stream(num_rounds, 54))
     rule, hinge = nt.online.ngvi(), nt.expectations.hinge()
-    state = rule.init(nt.families.MeanField(jnp.zeros(54), jnp.ones(54)))
+    state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(54), jnp.ones(54)))
     jax.block_until_ready(nt.online.run(rule, hinge, state, x, y))
     begin = time.process_time()
     jax.block_until_ready(nt.online.run(rule, hinge, state, x, y))

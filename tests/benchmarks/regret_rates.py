@@ -37,7 +37,7 @@ BOX = Box(loc=1.0, scale=0.5)
 DIMENSION = 2
 # The divergence from the prior of a Gaussian of its width at the corner of the box.
 KL = 0.5 * DIMENSION * (1.0 / 0.5) ** 2
-PRIOR = nt.families.MeanField(jnp.zeros(DIMENSION), jnp.full(DIMENSION, 0.5))
+PRIOR = nt.gaussian.families.MeanField(jnp.zeros(DIMENSION), jnp.full(DIMENSION, 0.5))
 
 
 def rules(num_rounds, lipschitz):
@@ -115,7 +115,7 @@ def adversarial(horizons, num_seeds):
             regrets, limits = [], []
             for seed in range(num_seeds):
                 stream = np.broadcast_to(x[seed], (num_rounds, DIMENSION)), labels[seed]
-                best = nt.hindsight.hinge(*stream, BOX)
+                best = nt.bounds.hindsight.hinge(*stream, BOX)
                 comparator = None
                 if name.startswith("SVA"):
                     rate = nt.online.sva_rate(
@@ -124,7 +124,9 @@ def adversarial(horizons, num_seeds):
                         lipschitz=1.0,
                         strong_convexity=nt.bounds.strong_convexity(PRIOR),
                     )
-                    q = nt.hindsight.gaussian(HINGE, PRIOR, rate, *stream, box=BOX)
+                    q = nt.bounds.hindsight.gaussian(
+                        HINGE, PRIOR, rate, *stream, box=BOX
+                    )
                     comparator = q.expected.sum() - best.value, q.kl
                 regrets.append(losses[seed].sum() - best.value)
                 limits.append(bound(name, num_rounds, 1.0, comparator))
@@ -151,7 +153,7 @@ def clouds(seed, num_rounds):
 def held_out(num_rounds, num_seeds, num_new):
     """Rows (rule, excess risk of the average and of the last decision, their difference, guarantee)."""
     new_x, new_y = clouds(10**6, num_new)
-    best = nt.hindsight.hinge(new_x, new_y, BOX)
+    best = nt.bounds.hindsight.hinge(new_x, new_y, BOX)
     streams = [clouds(seed, num_rounds) for seed in range(num_seeds)]
     x, y = (jnp.asarray(np.stack(part)) for part in zip(*streams, strict=True))
     rows = []

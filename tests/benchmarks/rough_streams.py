@@ -119,7 +119,7 @@ def measure(name, aggregate, num_seeds):
     num_rounds, d = x.shape[1:]
     rule, expectation = AGGREGATES[aggregate](d), EXPECTATIONS[loss]
     spread = 1.0 if name.endswith("N(0, I)") else d**-0.5
-    prior = nt.families.MeanField(
+    prior = nt.gaussian.families.MeanField(
         jnp.zeros(d, jnp.float32), jnp.full(d, spread, jnp.float32)
     )
     state = rule.init(prior)

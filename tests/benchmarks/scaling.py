@@ -112,7 +112,7 @@ def stream_call(method, n, d, num_experts):
             nt.online.grid(factory, step_size=np.geomspace(0.1, 1.0, num_experts))
         )
     loss = nt.expectations.logistic()
-    state = rule.init(nt.families.FullRank(jnp.zeros(d), jnp.eye(d)))
+    state = rule.init(nt.gaussian.families.FullRank(jnp.zeros(d), jnp.eye(d)))
     x, y = map(jnp.asarray, regression(n, d))
     return lambda key: nt.online.run(rule, loss, state, x, y)[0]
 
@@ -122,7 +122,9 @@ def mixture_call(n, d, num_components, rows=None, weight=None):
     import numpyro_tempered as nt
 
     x = clusters(n, d) if rows is None else rows
-    component = nt.components.gaussian(d, **nt.components.scaled_to(clusters(1000, d)))
+    component = nt.mixtures.components.gaussian(
+        d, **nt.mixtures.components.scaled_to(clusters(1000, d))
+    )
     warnings.filterwarnings("ignore", "the best restart has not converged")
 
     def call(key):
@@ -239,7 +241,7 @@ def batches_call(n, place):
     x, y = place(x.reshape(-1, size, d), 1), place(y.reshape(-1, size), 1)
     rule = nt.online.rvga()
     loss = nt.expectations.logistic()
-    state = rule.init(nt.families.FullRank(jnp.zeros(d), jnp.eye(d)))
+    state = rule.init(nt.gaussian.families.FullRank(jnp.zeros(d), jnp.eye(d)))
     return lambda key: nt.online.run(rule, loss, state, x, y)[0]
 
 

@@ -63,10 +63,12 @@ def services(x, y):
     d = x.shape[1]
     rows, priors = (
         iter(np.tile(np.arange(len(x)), 10_000)),
-        {"mean field": nt.families.MeanField(jnp.zeros(d), jnp.ones(d))},
+        {"mean field": nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d))},
     )
     if d <= 100:
-        priors["full covariance"] = nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
+        priors["full covariance"] = nt.gaussian.families.FullRank(
+            jnp.zeros(d), jnp.eye(d)
+        )
     calls = {}
     for family, prior in priors.items():
         for name, rule, loss in (
@@ -112,7 +114,9 @@ def others(x, y):
     rows = iter(np.tile(np.arange(len(x)), 10_000))
     logistic = nt.expectations.logistic()
     rule = nt.online.rvga()
-    holder = {"state": rule.init(nt.families.MeanField(jnp.zeros(d), jnp.ones(d)))}
+    holder = {
+        "state": rule.init(nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d)))
+    }
     on_device = jnp.asarray(x[0]), jnp.asarray(y[0])
 
     def update():

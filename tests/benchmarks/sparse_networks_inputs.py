@@ -1,7 +1,7 @@
 """Sparse ReLU networks with one, two and five inputs, by backward elimination: risk against the theorem's rate.
 
 Targets of two smoothnesses on [-1, 1]^d with noise of standard deviation .1, up to 10,000 data, alpha = 1/2. For
-each data set, one fit of each shape (L, D) with at most n weights, by ``nt.fit_support`` from
+each data set, one fit of each shape (L, D) with at most n weights, by ``nt.sparse.fit_support`` from
 ``nt.guides.start_relu_network``; S is the size of the support it ends at, and the bound that of the prior that is
 uniform over supports of S of T weights. The fit with the largest bound less log(1/b) is selected, with b = 2^-L,
 shared equally by the shapes of a depth and all S.
@@ -108,7 +108,7 @@ def network(theta, x, widths):
 
 def model(x, y=None, *, probability, widths):
     """Regression on a network whose weights are independently on with one probability."""
-    prior = nt.distributions.SpikeAndSlab(probability, 0.0, 1.0)
+    prior = nt.sparse.SpikeAndSlab(probability, 0.0, 1.0)
     theta = numpyro.sample(
         "theta", prior.expand([num_weights(x.shape[1], widths)]).to_event(1)
     )
@@ -139,7 +139,7 @@ def fit(key, x, y, widths, theta=None, probability=0.5, **options):
         nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_value(values={"theta": theta})
     )
     chosen = partial(model, probability=probability, widths=widths)
-    return nt.fit_support(
+    return nt.sparse.fit_support(
         key, chosen, guide, x, y, alpha=0.5, num_particles=200, **options
     )
 
@@ -190,7 +190,7 @@ def run_inputs(targets, sizes, shapes, num_sets, num_steps, save):
         x, y = draw(target, d, n, data)
         result = fit(key, x, y, widths, num_steps=num_steps)
         size = int(result.params["theta_auto_probs"].sum())
-        exact = nt.round_and_refit(
+        exact = nt.sparse.round_and_refit(
             key, result, num_weights=max(size, 1), num_steps=0, num_particles=200
         )
         row = {

@@ -71,7 +71,7 @@ def network(theta, x, depth, width):
 def model(x, num_on, depth, width, y=None):
     """Regression on a network whose T weights are independently 0 with probability 1 - S/T."""
     size = num_weights(depth, width)
-    prior = nt.distributions.SpikeAndSlab(num_on / size, 0.0, 1.0)
+    prior = nt.sparse.SpikeAndSlab(num_on / size, 0.0, 1.0)
     theta = numpyro.sample("theta", prior.expand([size]).to_event(1))
     mean = numpyro.deterministic("f", network(theta, x, depth, width))
     with numpyro.plate("n", x.shape[0]):
@@ -146,7 +146,7 @@ def study(
             return -TraceMeanField_ELBO().loss(key, params, tempered, hard, *args)
 
         elbos = jax.lax.map(particle, jax.random.split(rng_key, 200), batch_size=50)
-        q = nt.distributions.SpikeAndSlab(
+        q = nt.sparse.SpikeAndSlab(
             *(params[f"theta_auto_{k}"] for k in ("probs", "loc", "scale"))
         )
         drawn = jax.lax.map(

@@ -184,7 +184,7 @@ def rows_of(name, model, args, sizes):
         def fit(seed, guide=guide, **options):
             begin = time.perf_counter()
             with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", nt.ConvergenceWarning)
+                warnings.simplefilter("always", nt.warnings.ConvergenceWarning)
                 found = nt.fit_svi(
                     jax.random.key(seed),
                     model,
@@ -194,7 +194,8 @@ def rows_of(name, model, args, sizes):
                     **options,
                 )
             warned = any(
-                issubclass(entry.category, nt.ConvergenceWarning) for entry in caught
+                issubclass(entry.category, nt.warnings.ConvergenceWarning)
+                for entry in caught
             )
             return found, warned, time.perf_counter() - begin
 

@@ -50,8 +50,8 @@ def measure(name, family, d, num_rounds, repeats):
     x = jnp.asarray(rng.normal(size=(num_rounds, d)) / np.sqrt(d), jnp.float32)
     y = jnp.asarray(np.where(rng.random(num_rounds) < 0.5, 1.0, -1.0), jnp.float32)
     wide = {
-        "mean field": nt.families.MeanField(jnp.zeros(d), jnp.ones(d)),
-        "full covariance": nt.families.FullRank(jnp.zeros(d), jnp.eye(d)),
+        "mean field": nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d)),
+        "full covariance": nt.gaussian.families.FullRank(jnp.zeros(d), jnp.eye(d)),
     }
     calls = contestants(RULES[name], wide[family], x, y)
     seconds = {call: [] for call in calls}

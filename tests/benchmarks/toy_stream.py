@@ -73,7 +73,7 @@ def main():
     )
     options = parser.parse_args()
     num_seeds, num_rounds = (2, 1000) if options.small else (20, 10_000)
-    prior = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+    prior = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
     best = np.empty(num_seeds)
     losses = {name: np.empty((num_seeds, num_rounds)) for name in rules(num_rounds)}
     for name, rule in rules(num_rounds).items():

@@ -35,7 +35,9 @@ def warned(folder, clock):
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     return [
-        str(each.message) for each in record if each.category is nt.CompilationWarning
+        str(each.message)
+        for each in record
+        if each.category is nt.warnings.CompilationWarning
     ]
 
 

@@ -151,7 +151,7 @@ def test_results_fit_on_a_screen():
     fit = nt.mixtures.fit(
         jax.random.key(0),
         x,
-        nt.components.known_variance(2),
+        nt.mixtures.components.known_variance(2),
         num_components=2,
         num_restarts=2,
     )

@@ -58,7 +58,7 @@ def test_loops_within_show_what_the_call_asks_for(capsys):
 
 
 X = np.concatenate([Y - 5.0, Y + 5.0]).reshape(20, 2)
-COMPONENT = nt.components.known_variance(2, prior_scale=10.0)
+COMPONENT = nt.mixtures.components.known_variance(2, prior_scale=10.0)
 MIXTURE = {"num_components": 2, "num_restarts": 2}
 SAMPLER = {"num_warmup": 10, "num_samples": 10}
 CALLS = {

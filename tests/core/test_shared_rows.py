@@ -21,13 +21,13 @@ from numpyro_tempered.core.processes import (
 def test_rows_that_fill_up_are_masked():
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]})
     mesh = Mesh(np.array(jax.devices()), ("rows",))
-    (x, tree), mask = nt.processes.share_rows(frame, {"y": np.arange(3)}, mesh=mesh)
+    (x, tree), mask = nt.online.share_rows(frame, {"y": np.arange(3)}, mesh=mesh)
     size = -(-3 // mesh.size) * mesh.size
     assert x.shape == (size, 2)
     assert mask.shape == tree["y"].shape == (size,)
-    keep = nt.processes.to_host(mask)
-    np.testing.assert_array_equal(nt.processes.to_host(x)[keep], frame)
-    np.testing.assert_array_equal(nt.processes.to_host(tree["y"])[keep], np.arange(3))
+    keep = nt.online.to_host(mask)
+    np.testing.assert_array_equal(nt.online.to_host(x)[keep], frame)
+    np.testing.assert_array_equal(nt.online.to_host(tree["y"])[keep], np.arange(3))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_rows_that_fill_up_are_masked():
 )
 def test_share_rows_refuses_what_has_no_rows(data, error, sentence):
     with pytest.raises(error, match=sentence):
-        nt.processes.share_rows(*data)
+        nt.online.share_rows(*data)
 
 
 def test_one_process_has_nothing_to_compare():
@@ -58,7 +58,7 @@ def test_one_process_has_nothing_to_compare():
     check_same({"rng_key": jax.random.key(0), "x": x})
     assert all_finite(x)
     assert not all_finite(np.array([1.0, np.nan]))
-    assert nt.processes.to_host([1.0, 2.0]).tolist() == [1.0, 2.0]
+    assert nt.online.to_host([1.0, 2.0]).tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(

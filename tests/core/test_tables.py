@@ -71,28 +71,28 @@ PANDAS_ALONE = {
 
 
 def from_frame(frame, folder):
-    return nt.tables.frame_chunks(frame, "y")
+    return nt.online.frame_chunks(frame, "y")
 
 
 def from_parquet(frame, folder):
     frame.to_parquet(folder / "data.parquet")
-    return nt.tables.parquet_chunks(folder / "data.parquet", "y")
+    return nt.online.parquet_chunks(folder / "data.parquet", "y")
 
 
 def from_arrow(frame, folder):
-    return nt.tables.frame_chunks(
+    return nt.online.frame_chunks(
         pytest.importorskip("pyarrow").Table.from_pandas(frame), "y"
     )
 
 
 def from_batch(frame, folder):
-    return nt.tables.frame_chunks(
+    return nt.online.frame_chunks(
         pytest.importorskip("pyarrow").RecordBatch.from_pandas(frame), "y"
     )
 
 
 def from_polars(frame, folder):
-    return nt.tables.frame_chunks(pytest.importorskip("polars").from_pandas(frame), "y")
+    return nt.online.frame_chunks(pytest.importorskip("polars").from_pandas(frame), "y")
 
 
 READERS = [from_frame, from_parquet, from_arrow, from_batch, from_polars]
@@ -129,8 +129,8 @@ def test_other_columns_of_polars():
         pl.Series([datetime.time(1)]),
     ]:
         with pytest.raises(ValueError, match=r"column 'x' holds .*, not numbers"):
-            list(nt.tables.frame_chunks(pl.DataFrame({"x": column})))
-    (x,) = nt.tables.frame_chunks(
+            list(nt.online.frame_chunks(pl.DataFrame({"x": column})))
+    (x,) = nt.online.frame_chunks(
         pl.DataFrame({"x": [2**64 - 1], "n": [None]}, schema_overrides={"x": pl.UInt64})
     )
     np.testing.assert_array_equal(x, [[2.0**64, NAN]])
@@ -142,7 +142,7 @@ def test_tables_of_all_libraries_have_the_same_chunks(tmp_path):
         np.arange(21.0).reshape(7, 3), columns=["a", "b", "c"], dtype="float32"
     )
     frame.to_parquet(tmp_path / "data.parquet")
-    expected = list(nt.tables.frame_chunks(frame, "b", features=["c", "a"], size=3))
+    expected = list(nt.online.frame_chunks(frame, "b", features=["c", "a"], size=3))
     np.testing.assert_array_equal(
         np.concatenate([x for x, _ in expected]), frame[["c", "a"]]
     )
@@ -152,10 +152,10 @@ def test_tables_of_all_libraries_have_the_same_chunks(tmp_path):
         pa.RecordBatch.from_pandas(frame),
     ]:
         np.testing.assert_equal(
-            list(nt.tables.frame_chunks(table, "b", features=["c", "a"], size=3)),
+            list(nt.online.frame_chunks(table, "b", features=["c", "a"], size=3)),
             expected,
         )
-    chunks = nt.tables.parquet_chunks(
+    chunks = nt.online.parquet_chunks(
         tmp_path / "data.parquet", "b", features=["c", "a"], size=3
     )
     np.testing.assert_equal(list(chunks), expected)
@@ -180,12 +180,12 @@ def test_an_index_is_a_column_where_it_is_named(tmp_path, names):
     again = ["again.parquet"] if names == [None] else []
 
     def readers(*args, **kwargs):
-        yield nt.tables.frame_chunks(frame, *args, size=2, **kwargs)
-        yield nt.tables.frame_chunks(
+        yield nt.online.frame_chunks(frame, *args, size=2, **kwargs)
+        yield nt.online.frame_chunks(
             pa.Table.from_pandas(frame), *args, size=2, **kwargs
         )
         for file in ["data.parquet", *again]:
-            yield nt.tables.parquet_chunks(tmp_path / file, *args, size=2, **kwargs)
+            yield nt.online.parquet_chunks(tmp_path / file, *args, size=2, **kwargs)
 
     for chunks in readers("y"):
         x, y = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))
@@ -201,7 +201,7 @@ def test_an_index_is_a_column_where_it_is_named(tmp_path, names):
             x = np.concatenate([x for x, _ in chunks])
             np.testing.assert_array_equal(x, np.column_stack([days, frame["x"]]))
     with pytest.raises(ValueError, match=r"^a table needs its.*\['z'\] are not among"):
-        next(nt.tables.parquet_chunks(path, "z"))
+        next(nt.online.parquet_chunks(path, "z"))
 
 
 def test_an_index_of_dates_is_refused():
@@ -211,7 +211,7 @@ def test_an_index_of_dates_is_refused():
     with pytest.raises(
         ValueError, match=r"column 'day' holds datetime64.*days since.*the first date"
     ):
-        next(nt.tables.frame_chunks(frame, "day"))
+        next(nt.online.frame_chunks(frame, "day"))
 
 
 def test_names_of_columns():
@@ -222,51 +222,51 @@ def test_names_of_columns():
         ["iloc", "schema", "column_names", "shape"],
     ]:
         frame.columns = pd.Index(names, tupleize_cols=False)
-        ((x, y),) = nt.tables.frame_chunks(frame, names[2])
+        ((x, y),) = nt.online.frame_chunks(frame, names[2])
         assert (x.tolist(), y.tolist()) == ([[1.0, 2.0, 4.0]], [3.0])
     frame.columns = pd.MultiIndex.from_product([["a", "b"], [0, 1]])
-    ((x, y),) = nt.tables.frame_chunks(frame, ("b", 0))
+    ((x, y),) = nt.online.frame_chunks(frame, ("b", 0))
     assert (x.tolist(), y.tolist()) == ([[1.0, 2.0, 4.0]], [3.0])
 
 
 def test_columns_of_one_name_are_refused_where_they_are_read():
     frame = pd.DataFrame([[1.0, 2.0, 3.0, 4.0]], columns=["a", "b", "a", 7])
     with pytest.raises(ValueError, match=r"^a column must stand.*\['a'\] stand twice"):
-        next(nt.tables.frame_chunks(frame, "b"))
+        next(nt.online.frame_chunks(frame, "b"))
     with pytest.raises(
         ValueError, match=r"^a column must stand.*\[7, 'b'\] stand twice"
     ):
-        next(nt.tables.frame_chunks(frame, "b", features=["b", 7, 7]))
-    ((x, y),) = nt.tables.frame_chunks(frame, "b", features=[7])
+        next(nt.online.frame_chunks(frame, "b", features=["b", 7, 7]))
+    ((x, y),) = nt.online.frame_chunks(frame, "b", features=[7])
     assert (x.tolist(), y.tolist()) == ([[4.0]], [2.0])
     pa = pytest.importorskip("pyarrow")
     table = pa.Table.from_arrays([pa.array([1.0])] * 3, names=["a", "b", "a"])
     with pytest.raises(ValueError, match=r"^a column must stand.*\['a'\] stand twice"):
-        next(nt.tables.frame_chunks(table, "b"))
+        next(nt.online.frame_chunks(table, "b"))
 
 
 def test_what_has_no_rows_or_is_no_table(tmp_path):
     frame = pd.DataFrame({"x": [], "y": []})
     with pytest.raises(ValueError, match="the table has no row"):
-        next(nt.tables.frame_chunks(frame, "y"))
+        next(nt.online.frame_chunks(frame, "y"))
     with pytest.raises(
         ValueError, match="size must be an integer of at least 1, got 0"
     ):
-        next(nt.tables.frame_chunks(frame, "y", size=0))
+        next(nt.online.frame_chunks(frame, "y", size=0))
     for table in [np.ones((3, 2)), {"x": [1.0]}, pd.Series([1.0]), None]:
         with pytest.raises(
             TypeError,
             match="frame must be a data frame of pandas or polars, or an Arrow table",
         ):
-            next(nt.tables.frame_chunks(table))
+            next(nt.online.frame_chunks(table))
     pytest.importorskip("pyarrow")
     frame.to_parquet(tmp_path / "data.parquet")
     with pytest.raises(ValueError, match=r"data\.parquet has no row"):
-        next(nt.tables.parquet_chunks(tmp_path / "data.parquet", "y"))
+        next(nt.online.parquet_chunks(tmp_path / "data.parquet", "y"))
     with pytest.raises(
         ValueError, match="size must be an integer of at least 1, got 0"
     ):
-        next(nt.tables.parquet_chunks(tmp_path / "data.parquet", "y", size=0))
+        next(nt.online.parquet_chunks(tmp_path / "data.parquet", "y", size=0))
 
 
 @pytest.mark.full
@@ -276,8 +276,8 @@ def test_many_columns_cost_in_proportion():
     with pytest.raises(
         ValueError, match=r"\['y'\] are not among \['0', .* and others\."
     ) as refusal:
-        next(nt.tables.frame_chunks(frame, "y"))
-    ((x, _),) = nt.tables.frame_chunks(frame, "7")
+        next(nt.online.frame_chunks(frame, "y"))
+    ((x, _),) = nt.online.frame_chunks(frame, "7")
     assert time.process_time() - start < 2.0
     assert x.shape == (1, 19_999)
     assert len(str(refusal.value)) < 500

@@ -1,13 +1,15 @@
 """The reference page lists the public names, and no others."""
 
 import functools
-import inspect
 import re
 from pathlib import Path
 
+from test_package import NAMESPACES, PUBLIC
+
 import numpyro_tempered as nt
 
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md"
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference" / "api.md"
 
 
 def listed():
@@ -20,33 +22,8 @@ def listed():
     return [f"numpyro_tempered.{name}" for _, names in tables for name in names.split()]
 
 
-def defined_in(module):
-    """Public classes and functions of a module that has no ``__all__``."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and getattr(value, "__module__", None) == module.__name__
-        and (inspect.isclass(value) or module is nt.plots)
-    ]
-
-
 def expected():
-    names = set()
-    for name in nt.__all__:
-        value = getattr(nt, name)
-        names |= names_within(f"numpyro_tempered.{name}", value)
-    return names
-
-
-def names_within(name, value):
-    """A name, or those of a module, also of the modules in it."""
-    if not inspect.ismodule(value):
-        return {name}
-    inner = getattr(value, "__all__", defined_in(value))
-    return set().union(
-        *(names_within(f"{name}.{each}", getattr(value, each)) for each in inner)
-    )
+    return {f"numpyro_tempered.{name}" for name in PUBLIC}
 
 
 def test_no_public_name_is_missing_from_the_reference():
@@ -78,3 +55,23 @@ def exists(name):
 def test_every_listed_name_exists():
     assert not [name for name in listed() if not exists(name)]
     assert not exists("numpyro_tempered.online.no_such_rule")
+
+
+def named_in(path):
+    """Public names in a text, each up to the function or class in it."""
+    modules = {prefix for prefix in NAMESPACES if prefix}
+    for dotted in re.findall(r"(?<![\w.])nt\.((?:\w+\.)*\w+)", path.read_text()):
+        parts = dotted.split(".")
+        while ".".join(parts[:-1]) + "." not in modules and len(parts) > 1:
+            parts.pop()
+        yield ".".join(parts)
+
+
+def test_pages_and_examples_name_what_exists():
+    # The changelog has old names.
+    pages = set((ROOT / "docs").rglob("*.md")) - {REFERENCE.with_name("changelog.md")}
+    paths = [ROOT / "README.md", *pages, *(ROOT / "examples").rglob("*.py")]
+    named = {name: path.name for path in paths for name in named_in(path)}
+    assert len(named) > 150
+    known = set(PUBLIC) | {prefix[:-1] for prefix in NAMESPACES} | set(nt.__all__)
+    assert {name: page for name, page in named.items() if name not in known} == {}

@@ -534,7 +534,7 @@ def test_one_of_several_components_is_selected():
     loaded = pickle.loads(pickle.dumps(several))
     np.testing.assert_array_equal(loaded.predict_proba(X), several.predict_proba(X))
     # Functions of the number of columns, by names of one's own, and one K.
-    components = {"mine": nt.components.diagonal_gaussian, "other": "full"}
+    components = {"mine": nt.mixtures.components.diagonal_gaussian, "other": "full"}
     named = TemperedMixture(2, component=components, n_init=4, random_state=0).fit(X)
     assert named.selection_.family in components
     growing = TemperedMixture(None, n_init=4, random_state=0).fit(X)

@@ -87,9 +87,9 @@ def test_covariances_have_the_shapes_of_scikit_learn(component, shape):
 @pytest.mark.parametrize(
     "component",
     [
-        nt.components.poisson,
-        nt.components.poisson(2),
-        lambda dim: nt.components.poisson(dim),
+        nt.mixtures.components.poisson,
+        nt.mixtures.components.poisson(2),
+        lambda dim: nt.mixtures.components.poisson(dim),
     ],
 )
 def test_components_of_other_families(component):
@@ -103,7 +103,7 @@ def test_components_of_other_families(component):
     assert not hasattr(fit, "means_")
     assert not hasattr(fit, "covariances_")
     assert not hasattr(fit, "precisions_")
-    if component is nt.components.poisson:
+    if component is nt.mixtures.components.poisson:
         np.testing.assert_array_equal(
             pickle.loads(pickle.dumps(fit)).predict(counts), fit.predict(counts)
         )

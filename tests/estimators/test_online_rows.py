@@ -77,7 +77,7 @@ def test_a_name_beyond_the_200th_makes_the_covariance_diagonal():
     assert model.states_[0].posterior.loc.shape == (61,)
     with pytest.warns(UserWarning, match="201 columns"):
         model.learn_many(pd.DataFrame(x[40:300], columns=names), pd.Series(y[40:300]))
-    assert isinstance(model.states_[0].posterior, nt.families.MeanField)
+    assert isinstance(model.states_[0].posterior, nt.gaussian.families.MeanField)
     known = dict(zip(names, x[301], strict=True))
     assert 0.0 < model.predict_proba_one(known)[True] < 1.0
 

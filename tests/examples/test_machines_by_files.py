@@ -57,8 +57,8 @@ def test_machines_and_server_survive_kill_9(tmp_path):
         np.concatenate(rows)
         for rows in zip(*map(example.read_rows, range(2)), strict=True)
     )
-    f = nt.descent.objective(example.LOGISTIC, example.PRIOR, x, y)
-    batch = nt.descent.minimise(f, example.PRIOR).posterior
+    f = nt.gaussian.descent.objective(example.LOGISTIC, example.PRIOR, x, y)
+    batch = nt.gaussian.descent.minimise(f, example.PRIOR).posterior
     state = nt.online.restore(
         tmp_path / "server.npz", like=example.PVI.init(example.PRIOR, 2)
     )

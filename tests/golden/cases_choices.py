@@ -25,7 +25,7 @@ from golden.table import (
     mean_field,
 )
 
-FEW = [nt.ConvergenceWarning]
+FEW = [nt.warnings.ConvergenceWarning]
 AT_ETA = nt.expectations.gauss_hermite(predictor="eta")
 ALPHAS = [0.5, 1.0]
 
@@ -206,11 +206,11 @@ def softplus(theta, x, y):
 
 
 HINDSIGHTS = {
-    "hinge": lambda: nt.hindsight.hinge(X, SIGN, BOX),
-    "absolute": lambda: nt.hindsight.absolute(X, Y),
-    "pinball": lambda: nt.hindsight.pinball(X, Y, level=0.9),
-    "squared": lambda: nt.hindsight.squared(X, Y, box=nt.online.Ball(0.5)),
-    "convex": lambda: nt.hindsight.convex(softplus, jnp.zeros(D), X, SIGN),
+    "hinge": lambda: nt.bounds.hindsight.hinge(X, SIGN, BOX),
+    "absolute": lambda: nt.bounds.hindsight.absolute(X, Y),
+    "pinball": lambda: nt.bounds.hindsight.pinball(X, Y, level=0.9),
+    "squared": lambda: nt.bounds.hindsight.squared(X, Y, box=nt.online.Ball(0.5)),
+    "convex": lambda: nt.bounds.hindsight.convex(softplus, jnp.zeros(D), X, SIGN),
 }
 for name, best in HINDSIGHTS.items():
 
@@ -222,7 +222,7 @@ for name, best in HINDSIGHTS.items():
 @case("hindsight gaussian")
 def best_gaussian():
     return {
-        "best": nt.hindsight.gaussian(
+        "best": nt.bounds.hindsight.gaussian(
             nt.expectations.logistic(), full_rank(), 0.5, X, SIGN
         )
     }
@@ -230,7 +230,7 @@ def best_gaussian():
 
 @case("hindsight sequential")
 def fit_sequentially():
-    fit = nt.hindsight.sequential(
+    fit = nt.bounds.hindsight.sequential(
         nt.expectations.logistic(), mean_field(), 0.5, X[:12], SIGN[:12]
     )
     return {"losses": fit.losses, "posteriors": fit.posteriors}
@@ -249,8 +249,10 @@ def keep_ledger():
     bound = nt.bounds.svb(
         np.arange(1, len(X) + 1), lipschitz=lipschitz, diameter=diameter
     )
-    best = nt.hindsight.hinge(X, SIGN, BOX)
-    data = nt.regret_ledger({"svb": losses}, hindsight=best, bounds={"svb": bound})
+    best = nt.bounds.hindsight.hinge(X, SIGN, BOX)
+    data = nt.bounds.regret_ledger(
+        {"svb": losses}, hindsight=best, bounds={"svb": bound}
+    )
     return {"table": columns_of(data)}
 
 

@@ -142,14 +142,18 @@ def spike_fit():
 
 @case("gates rounded", ignore=WARNED)
 def round_gates():
-    return of_fit(nt.round_and_refit(KEY, spike_fit(), num_steps=50, num_particles=50))
+    return of_fit(
+        nt.sparse.round_and_refit(KEY, spike_fit(), num_steps=50, num_particles=50)
+    )
 
 
 @case("support", ignore=WARNED)
 def fit_support():
     guide = nt.guides.AutoSpikeAndSlab
     return of_fit(
-        nt.fit_support(KEY, sparse_weights, guide, X, Y, num_steps=50, num_particles=50)
+        nt.sparse.fit_support(
+            KEY, sparse_weights, guide, X, Y, num_steps=50, num_particles=50
+        )
     )
 
 
@@ -169,7 +173,7 @@ for name, optimiser in OPTIMISERS.items():
     @case(f"optimiser {name}", optimiser)
     def run_optimiser(optimiser):
         guide = ONLINE(TEMPERED)
-        loss = nt.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
+        loss = nt.optim.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
         svi = SVI(TEMPERED, guide, optimiser(guide), loss)
         result = svi.run(KEY, 20, X, LABEL, progress_bar=False)
         return {"losses": result.losses, "params": result.params}
@@ -224,12 +228,12 @@ def evaluate_elbo():
 
 AT_ETA = nt.expectations.gauss_hermite(predictor="eta")
 METHODS = {
-    "natural gradient": nt.descent.natural_gradient(),
-    "natural gradient, undamped": nt.descent.natural_gradient(
+    "natural gradient": nt.gaussian.descent.natural_gradient(),
+    "natural gradient, undamped": nt.gaussian.descent.natural_gradient(
         damping=1.0, backtrack=False
     ),
-    "forward backward": nt.descent.forward_backward(),
-    "forward backward, plain": nt.descent.forward_backward(
+    "forward backward": nt.gaussian.descent.forward_backward(),
+    "forward backward, plain": nt.gaussian.descent.forward_backward(
         step_size=0.01, whiten=False
     ),
 }
@@ -295,14 +299,16 @@ for name, method in METHODS.items():
         @case(f"descent {name}, {family}", method, family)
         def minimise(method, family):
             prior = PRIORS[family]()
-            objective = nt.descent.objective(LOGISTIC, prior, X, SIGN, alpha=0.5)
-            result = nt.descent.minimise(
+            objective = nt.gaussian.descent.objective(
+                LOGISTIC, prior, X, SIGN, alpha=0.5
+            )
+            result = nt.gaussian.descent.minimise(
                 objective, prior, method=method, max_evaluations=20
             )
             q = result.posterior
             bounds = [
-                nt.descent.stationarity(q, result.derivatives),
-                nt.descent.gap_bound(q, result.derivatives, 0.4),
+                nt.gaussian.descent.stationarity(q, result.derivatives),
+                nt.gaussian.descent.gap_bound(q, result.derivatives, 0.4),
             ]
             return {
                 "trace": result.trace,
@@ -320,23 +326,25 @@ def bimodal(theta, _):
 @case("descent of a mixture")
 def minimise_mixture():
     logits, loc = jnp.log(jnp.array([0.5, 0.5])), jnp.array([[-1.0], [1.0]])
-    init = nt.families.GaussianMixture(logits, loc, jnp.ones((2, 1)))
+    init = nt.gaussian.families.GaussianMixture(logits, loc, jnp.ones((2, 1)))
     nodes = np.linspace(-2.0, 2.0, 16)[:, None]
-    result = nt.descent.minimise_mixture(bimodal, init, nodes, max_evaluations=30)
+    result = nt.gaussian.descent.minimise_mixture(
+        bimodal, init, nodes, max_evaluations=30
+    )
     return {"trace": result.trace, "posterior": result.posterior, "result": result}
 
 
 @case("flow")
 def follow_flow():
     def quadratic(q):
-        return nt.descent.Derivatives(
+        return nt.gaussian.descent.Derivatives(
             0.5 * jnp.sum(q.loc**2 + q.scale**2), q.loc, jnp.ones_like(q.loc)
         )
 
-    path = nt.descent.flow(quadratic, mean_field(), jnp.array([0.0, 0.5, 1.0]))
+    path = nt.gaussian.descent.flow(quadratic, mean_field(), jnp.array([0.0, 0.5, 1.0]))
     return {
         "path": path,
-        "distance": nt.descent.wasserstein(full_rank(), full_rank(scale=2.0)),
+        "distance": nt.gaussian.descent.wasserstein(full_rank(), full_rank(scale=2.0)),
     }
 
 

@@ -19,27 +19,45 @@ CODES = np.stack([POINTS[:, 0] > 0, np.floor(np.abs(POINTS[:, 1])) % 3], axis=1)
 COUNTS, MIXED = np.floor(np.abs(POINTS)), np.column_stack([POINTS, CODES[:, 1]])
 GAUSSIANS = {"loc": 0.5, "mean_precision": 0.25}
 PARTS = {
-    "place": nt.components.known_variance(2, prior_scale=3.0),
-    "kind": nt.components.categorical([3]),
+    "place": nt.mixtures.components.known_variance(2, prior_scale=3.0),
+    "kind": nt.mixtures.components.categorical([3]),
 }
 FAMILIES = {
     "known variance": (
-        nt.components.known_variance(2, prior_scale=3.0, scale=0.75),
+        nt.mixtures.components.known_variance(2, prior_scale=3.0, scale=0.75),
         POINTS,
     ),
-    "diagonal gaussian": (nt.components.diagonal_gaussian(2, **GAUSSIANS), POINTS),
-    "spherical gaussian": (nt.components.spherical_gaussian(2, **GAUSSIANS), POINTS),
-    "gaussian": (nt.components.gaussian(2, **nt.components.scaled_to(POINTS)), POINTS),
-    "tied gaussian": (nt.components.tied_gaussian(2, **GAUSSIANS), POINTS),
+    "diagonal gaussian": (
+        nt.mixtures.components.diagonal_gaussian(2, **GAUSSIANS),
+        POINTS,
+    ),
+    "spherical gaussian": (
+        nt.mixtures.components.spherical_gaussian(2, **GAUSSIANS),
+        POINTS,
+    ),
+    "gaussian": (
+        nt.mixtures.components.gaussian(2, **nt.mixtures.components.scaled_to(POINTS)),
+        POINTS,
+    ),
+    "tied gaussian": (nt.mixtures.components.tied_gaussian(2, **GAUSSIANS), POINTS),
     "bernoulli": (
-        nt.components.bernoulli(2, ones=0.5, zeros=2.0),
+        nt.mixtures.components.bernoulli(2, ones=0.5, zeros=2.0),
         (POINTS > 0.5).astype(float),
     ),
-    "poisson": (nt.components.poisson(2, rate=0.25), COUNTS),
-    "exponential": (nt.components.exponential(2, rate=0.25), np.exp(0.5 * POINTS)),
-    "categorical": (nt.components.categorical([2, 3], concentration=0.75), CODES),
-    "multinomial": (nt.components.multinomial(2, concentration=0.75), COUNTS),
-    "product": (nt.components.product(PARTS, {"place": [0, 1], "kind": [2]}), MIXED),
+    "poisson": (nt.mixtures.components.poisson(2, rate=0.25), COUNTS),
+    "exponential": (
+        nt.mixtures.components.exponential(2, rate=0.25),
+        np.exp(0.5 * POINTS),
+    ),
+    "categorical": (
+        nt.mixtures.components.categorical([2, 3], concentration=0.75),
+        CODES,
+    ),
+    "multinomial": (nt.mixtures.components.multinomial(2, concentration=0.75), COUNTS),
+    "product": (
+        nt.mixtures.components.product(PARTS, {"place": [0, 1], "kind": [2]}),
+        MIXED,
+    ),
 }
 BRIEF = {"num_restarts": 2, "max_iter": 15, "num_samples": 20, "progress_bar": False}
 KNOWN = FAMILIES["known variance"][0]
@@ -225,7 +243,7 @@ def select():
 def grow():
     families = {
         "narrow": KNOWN,
-        "wide": nt.components.known_variance(2, prior_scale=3.0, scale=2.0),
+        "wide": nt.mixtures.components.known_variance(2, prior_scale=3.0, scale=2.0),
     }
     options = ORDERS | {"num_components": None, "baselines": False}
     choice = nt.mixtures.select_num_components(KEY, POINTS[:12], families, **options)

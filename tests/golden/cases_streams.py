@@ -257,7 +257,7 @@ def from_posterior():
 @case("model as a bare loss")
 def bare():
     online, (x, y) = online_of("logistic, predictor, matrix")
-    loss, prior = nt.bare_loss(KEY, online, x, y)
+    loss, prior = online.bare_loss(KEY, x, y)
     pvi = nt.online.partitioned(loss)
     run = nt.online.run_partitioned(
         pvi, prior, [(x[:20], y[:20]), (x[20:], y[20:])], num_rounds=20

@@ -122,7 +122,7 @@ def labels(y):
 
 def sparse_weights(x, y):
     """Linear regression, most of whose weights are 0."""
-    prior = nt.distributions.SpikeAndSlab(0.3, 0.0, 2.0)
+    prior = nt.sparse.SpikeAndSlab(0.3, 0.0, 2.0)
     w = numpyro.sample("w", prior.expand([D]).to_event(1))
     with numpyro.plate("n", len(y)):
         numpyro.sample("y", dist.Normal(jnp.asarray(x) @ w, 0.5), obs=y)
@@ -139,16 +139,16 @@ def network(x, y=None):
 
 
 def mean_field(d=D):
-    return nt.families.MeanField(jnp.zeros(d), jnp.linspace(0.5, 1.5, d))
+    return nt.gaussian.families.MeanField(jnp.zeros(d), jnp.linspace(0.5, 1.5, d))
 
 
 def full_rank(d=D, scale=1.0):
     factor = np.diag(np.linspace(0.5, 1.5, d)) + 0.1 * np.tril(np.ones((d, d)), -1)
-    return nt.families.FullRank(jnp.zeros(d), jnp.asarray(scale * factor))
+    return nt.gaussian.families.FullRank(jnp.zeros(d), jnp.asarray(scale * factor))
 
 
 def low_rank(d=D):
-    return nt.families.LowRank(
+    return nt.gaussian.families.LowRank(
         jnp.zeros(d), jnp.linspace(2.0, 0.5, d), jnp.full((d, 1), 0.3)
     )
 

@@ -27,17 +27,28 @@ WITHOUT = {
             "load_update",
         )
     ),
-    *("online.diagnose", "components.check_component", "components.columnwise"),
     *(
-        "families.family_of",
-        "families.register",
+        f"online.{name}"
+        for name in (
+            "csv_chunks",
+            "diagnose",
+            "frame_chunks",
+            "parquet_chunks",
+            "share_rows",
+            "to_host",
+        )
+    ),
+    *("mixtures.components.check_component", "mixtures.components.columnwise"),
+    *(
+        "gaussian.families.family_of",
+        "gaussian.families.register",
         "guides.AutoOnlineGuide",
         "guides.LowRankPrecisionNormal",
     ),
     # The default of AutoNetworkNormal, and what fit_gaussian makes of several components.
     *("guides.init_by_fan_in", "guides.AutoGaussianMixture"),
 }
-WITHOUT_MODULES = ("plots", "processes", "tables")
+WITHOUT_MODULES = ("plots", "results", "warnings")
 # Some tenths of a second each, from every part of the package: numbers that no other quick test holds.
 QUICK = """
 bounds; ledger; merge; flow; changes; masked rounds; one round at a time; prescribed powers; start of a network

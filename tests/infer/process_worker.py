@@ -335,7 +335,7 @@ def task_mixtures(rows):
     key, x, component = (
         jax.random.key(0),
         rows["blobs"],
-        nt.components.known_variance(2, prior_scale=10.0),
+        nt.mixtures.components.known_variance(2, prior_scale=10.0),
     )
     selection = nt.mixtures.select_num_components(
         key, x, component, num_components=[1, 2], num_samples=4
@@ -370,7 +370,7 @@ def task_nuts(rows):
     )
     each = np.array_split(np.arange(NUM_ROWS), jax.process_count())[jax.process_index()]
     whole = data()
-    shared, _ = nt.processes.share_rows(whole["x"][each], whole["labels"][each])
+    shared, _ = nt.online.share_rows(whole["x"][each], whole["labels"][each])
     mcmc.run(jax.random.key(0), *shared)
     result = nt.to_inference_data(mcmc)
     return {
@@ -394,13 +394,13 @@ def task_own_rows(rows):
     )
     with parquet.ParquetFile(rows["file"]) as file:
         frame = file.read_row_groups(groups).to_pandas()
-    (x, y), mask = nt.processes.share_rows(frame[["a", "b", "c"]], frame["y"])
+    (x, y), mask = nt.online.share_rows(frame[["a", "b", "c"]], frame["y"])
     fit = nt.fit_gaussian(
         jax.random.key(0), regression, AutoMultivariateNormal, x, y, mask, alpha=0.5
     )
     data = nt.to_inference_data(fit, num_samples=50)
-    keep = nt.processes.to_host(mask)
-    component = nt.components.known_variance(3, prior_scale=10.0)
+    keep = nt.online.to_host(mask)
+    component = nt.mixtures.components.known_variance(3, prior_scale=10.0)
     mixture = nt.mixtures.fit(
         jax.random.key(0),
         x,
@@ -442,7 +442,7 @@ def task_refusals(rows):
     x, y, key = rows["x"], rows["y"], jax.random.key(0)
     bad = np.array_split(data()["y"], jax.process_count())[number]
     bad[-1] = np.nan if number else 0.0
-    (bad,), _ = nt.processes.share_rows(bad)
+    (bad,), _ = nt.online.share_rows(bad)
     return {
         "key": message(
             lambda: fit(jax.random.key(number), regression, AutoNormal, x, y)
@@ -457,10 +457,10 @@ def task_refusals(rows):
         ),
         "program": message(lambda: fit(key, differing, AutoNormal, x, y)),
         "nan": message(lambda: fit(key, regression, AutoNormal, x, bad)),
-        "no_rows": message(lambda: nt.processes.share_rows(np.ones((number, 2)))),
-        "columns": message(lambda: nt.processes.share_rows(np.ones((3, 2 + number)))),
+        "no_rows": message(lambda: nt.online.share_rows(np.ones((number, 2)))),
+        "columns": message(lambda: nt.online.share_rows(np.ones((3, 2 + number)))),
         "no_array": message(
-            lambda: nt.processes.share_rows(np.ones(3), np.ones(3 + number))
+            lambda: nt.online.share_rows(np.ones(3), np.ones(3 + number))
         ),
     }
 
@@ -480,7 +480,7 @@ def plain(value):
     return (
         value
         if isinstance(value, str)
-        else np.asarray(nt.processes.to_host(value), float).tolist()
+        else np.asarray(nt.online.to_host(value), float).tolist()
     )
 
 
@@ -489,7 +489,7 @@ def numbers_of_task(name, rows):
 
     with warnings.catch_warnings():
         # Few steps and few draws.
-        warnings.simplefilter("ignore", nt.ConvergenceWarning)
+        warnings.simplefilter("ignore", nt.warnings.ConvergenceWarning)
         warnings.filterwarnings("ignore", "Estimated shape parameter")
         return {key: plain(value) for key, value in TASKS[name](rows).items()}
 

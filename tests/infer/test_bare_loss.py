@@ -34,7 +34,7 @@ def test_a_partitioned_model_ends_at_the_batch_fit(x64, tempered):
     x, y = make_rows()
     ours = nt.temper(model, alpha=0.5) if tempered else model
     online = nt.OnlineVI(ours, nt.guides.AutoOnlineMultivariateNormal, expectation=ETA)
-    loss, prior = nt.bare_loss(jax.random.key(0), online, x[:3], y[:3])
+    loss, prior = online.bare_loss(jax.random.key(0), x[:3], y[:3])
     # Powers multiply: the other half, or all of it, is that of the rounds.
     pvi = nt.online.partitioned(loss, alpha=1.0 if tempered else 0.5, tolerance=1e-12)
     shards = [(x[:4], y[:4]), (x[4:20], y[4:20]), (x[20:], y[20:])]
@@ -63,7 +63,7 @@ def test_a_partitioned_model_ends_at_the_batch_fit(x64, tempered):
 def test_outcomes_outside_of_the_support_are_refused():
     x, y = make_rows()
     online = nt.OnlineVI(model, nt.guides.AutoOnlineMultivariateNormal, expectation=ETA)
-    loss, prior = nt.bare_loss(jax.random.key(0), online, x, y)
+    loss, prior = online.bare_loss(jax.random.key(0), x, y)
     pvi = nt.online.partitioned(loss)
     server = pvi.init(prior, 1)
     with pytest.raises(ValueError, match="y"):

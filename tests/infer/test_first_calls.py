@@ -38,7 +38,7 @@ compiled.clear()
 calls = {
     "fit_svi": lambda: nt.fit_svi(key, model, AutoNormal, x, y),
     "fit_gaussian": lambda: nt.fit_gaussian(key, model, AutoNormal, x, y),
-    "mixtures": lambda: nt.mixtures.fit(key, x, nt.components.gaussian(2), num_components=2),
+    "mixtures": lambda: nt.mixtures.fit(key, x, nt.mixtures.components.gaussian(2), num_components=2),
     "ppca": lambda: nt.ppca.fit(key, x, num_factors=1),
 }
 result = calls[sys.argv[1]]()

@@ -294,7 +294,7 @@ def test_draws_of_the_posterior(which, request):
 
 @pytest.mark.full
 @pytest.mark.parametrize("optim", [None, STEP])
-@pytest.mark.filterwarnings("ignore::numpyro_tempered.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.warnings.ConvergenceWarning")
 def test_the_key_decides_the_fit(optim):
     one, two, other = (
         nt.fit_svi(
@@ -584,7 +584,7 @@ def test_a_subsample_stands_for_all_data():
 
 def test_a_loss_that_fell_at_full_step_size_is_said(still):
     with pytest.warns(
-        nt.ConvergenceWarning,
+        nt.warnings.ConvergenceWarning,
         match="not converged: it took 200 steps, .* still fell by .* full step",
     ):
         fit = quick(lambda m: hand_written, num_steps=200)
@@ -601,7 +601,7 @@ def test_a_loss_that_still_falls_is_said(num_steps, optim):
         theta = numpyro.sample("theta", dist.Normal(0.0, 100.0))
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
-    with pytest.warns(nt.ConvergenceWarning, match="still fell"):
+    with pytest.warns(nt.warnings.ConvergenceWarning, match="still fell"):
         nt.fit_svi(
             jax.random.key(0),
             far,

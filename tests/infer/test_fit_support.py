@@ -24,7 +24,7 @@ NOISE, INCLUSION, SLAB, ALPHA = 0.5, 0.25, 2.0, 0.5
 
 
 def linear(x, y=None, probs=INCLUSION, unit=1.0):
-    prior = nt.distributions.SpikeAndSlab(probs, 0.0, unit * SLAB)
+    prior = nt.sparse.SpikeAndSlab(probs, 0.0, unit * SLAB)
     w = numpyro.sample("w", prior.expand([x.shape[1]]).to_event(1))
     with numpyro.plate("n", len(x)):
         numpyro.sample("y", dist.Normal(x @ w, NOISE), obs=y)
@@ -104,7 +104,7 @@ def test_a_size_has_its_binomial_probability():
 def test_the_kl_is_that_to_a_uniform_support():
     """log of T over S, and the KLs of the slabs."""
     on = np.array([True, True, False, False, True, False])
-    independent = nt.TemperedELBO(
+    independent = nt.results.TemperedELBO(
         -50.0 - slab_kl(on) + log_independent(3),
         0.1,
         -100.0,
@@ -119,7 +119,7 @@ def test_the_kl_is_that_to_a_uniform_support():
 @pytest.mark.parametrize("size", tiered([2, 5], unit=[2]))
 def test_rounding_to_a_size(key, size):
     """Equal gates are taken by the ratio of mean to scale."""
-    fit = nt.round_and_refit(
+    fit = nt.sparse.round_and_refit(
         key, given_fit(), num_weights=size, num_steps=0, num_particles=200
     )
     on = np.array({2: [1, 1, 0, 0, 0, 0], 5: [1, 1, 1, 1, 0, 1]}[size], bool)
@@ -153,7 +153,7 @@ def test_sizes_need_gates_that_are_equally_likely(key):
             given_size(fit)
     for size in (0, 7):
         with pytest.raises(ValueError, match=r"num_weights.*be an integer from"):
-            nt.round_and_refit(key, given_fit(), num_weights=size)
+            nt.sparse.round_and_refit(key, given_fit(), num_weights=size)
 
 
 # Which weights go
@@ -205,7 +205,7 @@ def test_the_support_is_the_best_of_all(key, num_weights, unit):
         "unit": unit,
     }
     guide = functools.partial(nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_median)
-    fit = nt.fit_support(key, linear, guide, x / np.float32(unit), y, **options)
+    fit = nt.sparse.fit_support(key, linear, guide, x / np.float32(unit), y, **options)
     elbos = {}
     for gates in itertools.product([False, True], repeat=6):
         size = sum(gates)
@@ -229,12 +229,12 @@ def test_a_weight_without_effect_is_off_unless_all_must_stay(key):
     x[:, 4] = 0.0
     guide = functools.partial(nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_median)
     options = {"alpha": ALPHA, "num_steps": 500, "unit": 1.0, "num_weights": None}
-    fit = nt.fit_support(key, linear, guide, x, y, **options)
+    fit = nt.sparse.fit_support(key, linear, guide, x, y, **options)
     np.testing.assert_array_equal(fit.params["w_auto_probs"], [1, 1, 1, 0, 0, 0])
     expected = best_elbo(np.arange(6) < 3, log_independent(3))
     assert fit.elbo.value == pytest.approx(expected, abs=5 * fit.elbo.se + 0.1)
     # With steps of no length the scales are those at the start: of posteriors given all others.
-    fit = nt.fit_support(
+    fit = nt.sparse.fit_support(
         key, linear, guide, x, y, **options | {"num_weights": 6}, step_size=1e-9
     )
     np.testing.assert_array_equal(fit.params["w_auto_probs"], np.ones(6))
@@ -247,15 +247,15 @@ def test_other_sites_and_precisions(key, x64):
     def model(x, y):
         noise = numpyro.sample("noise", dist.HalfNormal(1.0))
         w = numpyro.sample(
-            "w", nt.distributions.SpikeAndSlab(0.25, 0.0, 2.0).expand([6]).to_event(1)
+            "w", nt.sparse.SpikeAndSlab(0.25, 0.0, 2.0).expand([6]).to_event(1)
         )
-        shift = numpyro.sample("shift", nt.distributions.SpikeAndSlab(0.25, 0.0, 2.0))
+        shift = numpyro.sample("shift", nt.sparse.SpikeAndSlab(0.25, 0.0, 2.0))
         with numpyro.plate("n", len(x)):
             mean = numpyro.param("offset", jnp.array(2.0)) + shift + x @ w
             numpyro.sample("y", dist.Normal(mean, noise), obs=y)
 
     x, y = (part.astype(float) for part in data())
-    fit = nt.fit_support(
+    fit = nt.sparse.fit_support(
         key,
         model,
         nt.guides.AutoSpikeAndSlab,
@@ -280,7 +280,7 @@ def test_weights_without_effect_at_the_start_are_off_and_sizes_are_exact(key):
     x, y = data()
     x = np.concatenate([x, np.zeros((30, 2), np.float32)], axis=1)
     for size in (3, 7):
-        fit = nt.fit_support(
+        fit = nt.sparse.fit_support(
             key,
             linear,
             nt.guides.AutoSpikeAndSlab,
@@ -300,7 +300,7 @@ def test_weights_without_effect_at_the_start_are_off_and_sizes_are_exact(key):
 def test_nothing_may_remain(key):
     """Without a signal all gates go, and the ELBO is that of zeros."""
     x, _ = data()
-    fit = nt.fit_support(
+    fit = nt.sparse.fit_support(
         key,
         linear,
         nt.guides.AutoSpikeAndSlab,
@@ -318,11 +318,11 @@ def test_fit_support_refuses(key):
     with pytest.raises(
         TypeError, match="takes an AutoSpikeAndSlab guide, got AutoNormal"
     ):
-        nt.fit_support(key, lambda x, y: None, AutoNormal, x, y)
+        nt.sparse.fit_support(key, lambda x, y: None, AutoNormal, x, y)
     with pytest.raises(
         ValueError, match=r"site 'w' starts .* of its slab away.*the prior, such as"
     ):
-        nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, unit=1e-3)
+        nt.sparse.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, unit=1e-3)
     for options in (
         {"num_steps": 0},
         {"step_size": 0.0},
@@ -330,7 +330,9 @@ def test_fit_support_refuses(key):
         {"alpha": -1.0},
     ):
         with pytest.raises(ValueError, match=next(iter(options))):
-            nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, **options)
+            nt.sparse.fit_support(
+                key, linear, nt.guides.AutoSpikeAndSlab, x, y, **options
+            )
 
 
 @pytest.mark.full
@@ -338,7 +340,7 @@ def test_the_distance_of_a_start_is_from_the_slab(key):
     x, y = data()
 
     def shifted(x, y):
-        prior = nt.distributions.SpikeAndSlab(INCLUSION, 70.0, SLAB)
+        prior = nt.sparse.SpikeAndSlab(INCLUSION, 70.0, SLAB)
         w = numpyro.sample("w", prior.expand([6]).to_event(1))
         numpyro.sample("y", dist.Normal(x @ w, NOISE).to_event(1), obs=y)
 
@@ -349,7 +351,7 @@ def test_the_distance_of_a_start_is_from_the_slab(key):
     with pytest.raises(
         ValueError, match=r"site 'w' starts 30 deviations of its slab away"
     ):
-        nt.fit_support(key, shifted, guide, x, y)
+        nt.sparse.fit_support(key, shifted, guide, x, y)
 
 
 # Networks
@@ -417,7 +419,7 @@ def test_a_rough_network_is_beyond_relaxed_gates(key):
 
     def model(x, y):
         theta = numpyro.sample(
-            "theta", nt.distributions.SpikeAndSlab(0.5).expand([49]).to_event(1)
+            "theta", nt.sparse.SpikeAndSlab(0.5).expand([49]).to_event(1)
         )
         hidden = jax.nn.relu(x * theta[:16] + theta[16:32])
         with numpyro.plate("n", len(x)):
@@ -452,12 +454,12 @@ def test_a_rough_network_is_beyond_relaxed_gates(key):
         optim=numpyro.optim.Adam(0.02),
         num_particles=100,
     )
-    relaxed = nt.round_and_refit(key, relaxed, num_particles=100)
+    relaxed = nt.sparse.round_and_refit(key, relaxed, num_particles=100)
     layers = nt.guides.start_relu_network(key, x, y, (16,))
     start = np.concatenate(
         [np.concatenate([weights.ravel(), biases]) for weights, biases in layers]
     )
-    fit = nt.fit_support(
+    fit = nt.sparse.fit_support(
         key, model, guide(start), x, y, alpha=0.5, num_steps=300, num_particles=100
     )
     assert fit.elbo.value > relaxed.elbo.value + 50.0

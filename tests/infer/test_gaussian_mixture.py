@@ -312,7 +312,12 @@ def test_what_is_refused(fit):
         ValueError,
         match=r"method is of a single Gaussian, got num_components = 2.*Leave it out",
     ):
-        call(AutoNormal, y, num_components=2, method=nt.descent.natural_gradient())
+        call(
+            AutoNormal,
+            y,
+            num_components=2,
+            method=nt.gaussian.descent.natural_gradient(),
+        )
     with pytest.raises(
         ValueError, match=r"expectation is of a single Gaussian.*draws. Leave it out"
     ):

@@ -49,7 +49,7 @@ def model(y):
 
 
 def sparse_model(y):
-    numpyro.sample("b", nt.distributions.SpikeAndSlab(0.5, 0.0, 1.0).expand([2]))
+    numpyro.sample("b", nt.sparse.SpikeAndSlab(0.5, 0.0, 1.0).expand([2]))
     a = numpyro.sample("a", dist.LogNormal(0.0, 0.5))
     numpyro.sample("y", dist.Normal(0.0, a).expand([3]).to_event(1), obs=y)
 
@@ -190,7 +190,7 @@ CASES = {
         nt.guides.AutoGaussianMixture,
         "flat",
         None,
-        nt.families.GaussianMixture,
+        nt.gaussian.families.GaussianMixture,
         ("is_mixture",),
         MeanField,
     ),

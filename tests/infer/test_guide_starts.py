@@ -40,7 +40,7 @@ def test_the_means_start_where_init_loc_fn_says_and_the_prior_stays(kind):
         start = each.from_params(numpyro.optim.Adam(0.1).get_params(params.optim_state))
         np.testing.assert_allclose(start.loc, [3.0, -1.0, 0.5])
         np.testing.assert_allclose(each.prior.loc, [1.0, 0.0, 0.0])
-        scale = nt.families.family_of(each.prior).marginal_scale(each.prior)
+        scale = nt.gaussian.families.family_of(each.prior).marginal_scale(each.prior)
         np.testing.assert_allclose(scale, [2.0, 2.0, 0.5], rtol=1e-6)
 
 

@@ -497,7 +497,7 @@ def test_guides_that_it_cannot_step():
 @pytest.mark.full
 def test_a_loss_without_a_prior_is_refused():
     guide = nt.guides.AutoOnlineDiagonalNormal(regression)
-    svi = SVI(regression, guide, nt.optim.IVON(guide), nt.ExpectedNLL())
+    svi = SVI(regression, guide, nt.optim.IVON(guide), nt.optim.ExpectedNLL())
     x, y = data_of(4)
     with pytest.raises(
         TypeError, match="takes the gradients of an ELBO, got ExpectedNLL"

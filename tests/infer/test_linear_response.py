@@ -106,7 +106,7 @@ def test_the_result_is_a_fit_of_the_same_means(mean_field, response):
 
 def test_the_evidence_of_the_response(mean_field, response):
     evidence = response.convergence
-    assert isinstance(evidence, nt.LinearResponse)
+    assert isinstance(evidence, nt.results.LinearResponse)
     assert 0.0 <= evidence.gap < 1e-3
     scales = np.append(
         mean_field.params["w_auto_scale"], mean_field.params["b_auto_scale"]

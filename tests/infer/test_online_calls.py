@@ -73,9 +73,9 @@ def test_findings_and_the_state_name_the_sites(online, narrow):
 
 def test_findings_name_a_few_coordinates():
     rule = nt.online.ngvi()
-    state = rule.init(nt.families.MeanField(jnp.zeros(300), jnp.ones(300)))
+    state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(300), jnp.ones(300)))
     state = state._replace(
-        posterior=nt.families.MeanField(jnp.zeros(300), jnp.full(300, 1e-8))
+        posterior=nt.gaussian.families.MeanField(jnp.zeros(300), jnp.full(300, 1e-8))
     )
     (finding,) = nt.online.diagnose(rule, state, warn=False)
     assert "(0, 1, 2, 3, 4, ...): these coordinates hardly move" in finding.message
@@ -122,7 +122,7 @@ def test_functions_of_rules_say_where_the_state_belongs(online, state, name):
 
 
 def test_predictions_by_a_bare_loss_take_the_state_of_a_model(state):
-    q = nt.families.MeanField(jnp.arange(3.0), jnp.ones(3))
+    q = nt.gaussian.families.MeanField(jnp.arange(3.0), jnp.ones(3))
     for rule in (nt.online.ngvi(), nt.online.standardise(nt.online.ngvi())):
         rule_state, _ = nt.online.run(rule, SQUARED, rule.init(q), X, Y)
         found = nt.online.predict(SQUARED, state._replace(rule_state=rule_state), X)

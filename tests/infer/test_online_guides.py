@@ -314,7 +314,7 @@ OPTIMS = {
 
 def test_one_step_of_the_svi_route_is_exact_on_a_full_covariance(x64):
     x, y = data()
-    guide, loss = settled("full")[0].guide, nt.ExpectedNLL(ETA)
+    guide, loss = settled("full")[0].guide, nt.optim.ExpectedNLL(ETA)
     optim = nt.optim.NGVI(guide)
     constrain = biject_to(guide.scale_tril_constraint)
     scale = np.diag(np.asarray(guide.prior.factor))
@@ -351,7 +351,7 @@ def test_the_svi_route_is_online_vi_on_a_full_covariance(x64, name):
     x, y = data()
     optim, rule = OPTIMS[name]
     guide = AutoOnlineMultivariateNormal(linear)
-    svi = SVI(linear, guide, optim(guide), nt.ExpectedNLL(ETA))
+    svi = SVI(linear, guide, optim(guide), nt.optim.ExpectedNLL(ETA))
     update = jax.jit(svi.update)
     state, values = svi.init(KEY, x[:1], y[:1]), []
     for t in range(len(y)):

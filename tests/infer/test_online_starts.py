@@ -39,16 +39,20 @@ def guide(monkeypatch):
 @pytest.mark.parametrize(
     ("fitted", "family", "second"),
     [
-        (dist.MultivariateNormal(LOC, scale_tril=ROOT), nt.families.FullRank, ROOT),
+        (
+            dist.MultivariateNormal(LOC, scale_tril=ROOT),
+            nt.gaussian.families.FullRank,
+            ROOT,
+        ),
         # Of six degrees of freedom the variance is 6/4 of the scale's.
         (
             dist.MultivariateStudentT(6.0, LOC, ROOT),
-            nt.families.FullRank,
+            nt.gaussian.families.FullRank,
             np.sqrt(1.5) * ROOT,
         ),
         (
             dist.StudentT(6.0, LOC, SCALE).to_event(1),
-            nt.families.MeanField,
+            nt.gaussian.families.MeanField,
             np.sqrt(1.5) * SCALE,
         ),
     ],

@@ -53,7 +53,7 @@ def exact_posterior(alpha):
 def route(model, optim, loss=None):
     guide = AutoOnlineDiagonalNormal(model)
     if loss is None:
-        loss = nt.ExpectedNLL(ETA)
+        loss = nt.optim.ExpectedNLL(ETA)
     return SVI(model, guide, optim(guide), loss)
 
 
@@ -153,7 +153,7 @@ def test_expected_nll_draws_by_default(x64):
     x, y, q = set_up()
     n = 2000
     values, slopes = value_and_slopes(
-        nt.ExpectedNLL(), HALF, q, jax.random.split(KEY, n), x, y
+        nt.optim.ExpectedNLL(), HALF, q, jax.random.split(KEY, n), x, y
     )
     assert len(np.unique(values)) == n
     loc, scale = q[0][COLUMNS], q[1][COLUMNS]
@@ -178,7 +178,7 @@ def test_expected_nll_draws_by_default(x64):
 @pytest.mark.full
 def test_steps_on_expected_nll_draw_by_default(x64):
     x, y = stream()
-    params, _, losses = steps(route(HALF, nt.optim.NGVI, nt.ExpectedNLL()), x, y)
+    params, _, losses = steps(route(HALF, nt.optim.NGVI, nt.optim.ExpectedNLL()), x, y)
     # The curvature of a conjugate model is the same at every draw; the mean is not.
     loc, scale = exact_posterior(0.5)
     np.testing.assert_allclose(params["auto_scale"], scale, rtol=1e-10)
@@ -189,14 +189,14 @@ def test_steps_on_expected_nll_draw_by_default(x64):
 @pytest.mark.full
 def test_expected_nll_by_default_is_one_draw(x64):
     x, y = stream()
-    losses = nt.ExpectedNLL(), nt.ExpectedNLL(monte_carlo())
+    losses = nt.optim.ExpectedNLL(), nt.optim.ExpectedNLL(monte_carlo())
     one, other = (steps(route(HALF, nt.optim.NGVI, loss), x, y)[0] for loss in losses)
     np.testing.assert_array_equal(one["auto_loc"], other["auto_loc"])
 
 
 def test_fisher_curvature_is_an_argument_of_the_loss(x64):
     x, y, q = set_up()
-    loss = nt.ExpectedNLL(ETA, curvature="fisher")
+    loss = nt.optim.ExpectedNLL(ETA, curvature="fisher")
     _, slopes = value_and_slopes(loss, linear, q, KEY[None], x[:1], y[:1])
     # E[l'²] = ((y - m)² + v) / noise⁴, of which the slope in the scale is the scale's share.
     gain = ((VALUES[0] - LOC[0]) ** 2 + SCALE[0] ** 2) / NOISE**4
@@ -204,13 +204,13 @@ def test_fisher_curvature_is_an_argument_of_the_loss(x64):
         slopes["auto_scale"], [[SCALE[0] * gain, 0.0]], rtol=1e-10, atol=1e-12
     )
     with pytest.raises(ValueError, match=r"curvature.*must be one of"):
-        nt.ExpectedNLL(curvature="gauss")
+        nt.optim.ExpectedNLL(curvature="gauss")
 
 
 @pytest.mark.full
 def test_a_step_takes_the_fisher_curvature_of_the_loss(x64):
     x, y = stream()
-    loss = nt.ExpectedNLL(ETA, curvature="fisher")
+    loss = nt.optim.ExpectedNLL(ETA, curvature="fisher")
     params, _, _ = steps(route(linear, nt.optim.NGVI, loss), x[:1], y[:1])
     # E[l'²] = ((y - m)² + v) / noise⁴.
     gain = ((VALUES[0] - LOC[0]) ** 2 + SCALE[0] ** 2) / NOISE**4
@@ -307,7 +307,9 @@ def test_the_loss_takes_its_own_guide():
         TypeError,
         match=r"AutoOnlineMultivariateNormal, got AutoDiagonalNormal.*online guides",
     ):
-        nt.ExpectedNLL().loss(KEY, {}, linear, AutoDiagonalNormal(linear), *stream())
+        nt.optim.ExpectedNLL().loss(
+            KEY, {}, linear, AutoDiagonalNormal(linear), *stream()
+        )
 
 
 def test_a_bare_loss_is_refused():
@@ -315,7 +317,7 @@ def test_a_bare_loss_is_refused():
         TypeError,
         match=r"^this expectation is of.*bare loss.*by nt.online.run, or take",
     ):
-        nt.ExpectedNLL(squared()).loss(
+        nt.optim.ExpectedNLL(squared()).loss(
             KEY, {}, linear, AutoOnlineDiagonalNormal(linear), *stream()
         )
 
@@ -324,7 +326,10 @@ def test_a_bare_loss_is_refused():
 def test_svi_on_the_loss_takes_its_own_guide(x64):
     x, y = stream()
     svi = SVI(
-        linear, AutoDiagonalNormal(linear), numpyro.optim.Adam(0.1), nt.ExpectedNLL()
+        linear,
+        AutoDiagonalNormal(linear),
+        numpyro.optim.Adam(0.1),
+        nt.optim.ExpectedNLL(),
     )
     state = svi.init(KEY, x[:1], y[:1])
     with pytest.raises(
@@ -337,7 +342,7 @@ def test_svi_on_the_loss_takes_its_own_guide(x64):
 @pytest.mark.full
 def test_svi_on_a_bare_loss_is_refused(x64):
     x, y = stream()
-    svi = route(linear, nt.optim.NGVI, nt.ExpectedNLL(squared()))
+    svi = route(linear, nt.optim.NGVI, nt.optim.ExpectedNLL(squared()))
     state = svi.init(KEY, x[:1], y[:1])
     with pytest.raises(
         TypeError,
@@ -346,14 +351,14 @@ def test_svi_on_a_bare_loss_is_refused(x64):
         svi.update(state, x[:1], y[:1])
 
 
-class Half(nt.ExpectedNLL):
+class Half(nt.optim.ExpectedNLL):
     """A subclass with a value of its own."""
 
     def loss(self, *args, **kwargs):
         return 0.5 * self.loss_with_mutable_state(*args, **kwargs)["loss"]
 
 
-class Other(nt.ExpectedNLL):
+class Other(nt.optim.ExpectedNLL):
     """A subclass that does not call its parent."""
 
     def loss(self, rng_key, param_map, *args, **kwargs):
@@ -378,7 +383,8 @@ def test_another_loss_is_refused_when_traced(name, x64):
         state = svi.init(KEY, x[:1], y[:1])
         for update in (svi.update, svi.stable_update):
             with pytest.raises(
-                TypeError, match=rf"optim\.{name} holds.*nt\.ExpectedNLL, got {got}"
+                TypeError,
+                match=rf"optim\.{name} holds.*nt\.optim\.ExpectedNLL, got {got}",
             ):
                 jax.eval_shape(update, state, x[:1], y[:1])
 
@@ -424,7 +430,7 @@ def by_index(x, y):
 @pytest.mark.parametrize("model", [subsampled, by_index])
 def test_a_subsample_is_no_datum(model, x64):
     x, y = stream()
-    svi = route(model, nt.optim.NGVI, nt.ExpectedNLL())
+    svi = route(model, nt.optim.NGVI, nt.optim.ExpectedNLL())
     state = svi.init(KEY, x[:2], y[:2])
     with pytest.raises(
         ValueError, match=r"plate 'n' subsamples.*size of the batch.*fit_svi"

@@ -106,12 +106,16 @@ CALLS = {
         key, nt.fit_gaussian(key, linear, AutoNormal, *data(k))
     ),
     "mixtures.fit": lambda key, k: nt.mixtures.fit(
-        key, data(k)[0], nt.components.gaussian(2), num_components=2, num_samples=10
+        key,
+        data(k)[0],
+        nt.mixtures.components.gaussian(2),
+        num_components=2,
+        num_samples=10,
     ),
     "mixtures.em": lambda key, k: nt.mixtures.em(
         key,
         data(k)[0],
-        nt.components.diagonal_gaussian(2),
+        nt.mixtures.components.diagonal_gaussian(2),
         num_components=2,
         pseudo_data=1.0,
     ),

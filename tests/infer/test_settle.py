@@ -108,7 +108,7 @@ def test_raw_units_end_at_the_optimum(guide, best):
 
 def test_too_few_steps_are_said():
     with pytest.warns(
-        nt.ConvergenceWarning,
+        nt.warnings.ConvergenceWarning,
         match=r"^the fit.*not converged: it took 1 steps, which are too few.*its ELBO",
     ):
         fit = nt.fit_svi(
@@ -144,7 +144,7 @@ def test_a_warning_says_why(change, match):
     evidence = Convergence(False, np.inf, 0.1, np.inf, 0.0, 0.05, 100)._replace(
         **change
     )
-    with pytest.warns(nt.ConvergenceWarning, match=match):
+    with pytest.warns(nt.warnings.ConvergenceWarning, match=match):
         warn_unless_settled(evidence, 0.05)
 
 
@@ -398,7 +398,7 @@ def test_a_hierarchy_without_a_mode_starts_where_its_guide_does():
             theta = numpyro.sample("theta", dist.Normal(0.0, tau))
             numpyro.sample("y", dist.Normal(theta, 10.0), obs=y)
 
-    with pytest.warns(nt.ConvergenceWarning):
+    with pytest.warns(nt.warnings.ConvergenceWarning):
         fit = nt.fit_svi(
             KEY, centred, AutoNormal, jnp.ones(3), num_steps=5, num_particles=2
         )

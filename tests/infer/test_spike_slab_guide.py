@@ -665,7 +665,7 @@ def rounded(given_fit):
     """Without its ELBO."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("numpyro_tempered.infer.svi.evaluate_elbo", lambda *_, **__: None)
-        return nt.round_and_refit(jax.random.key(1), given_fit, num_steps=0)
+        return nt.sparse.round_and_refit(jax.random.key(1), given_fit, num_steps=0)
 
 
 @pytest.fixture(scope="module")
@@ -688,7 +688,7 @@ def test_the_relaxed_objective_exceeds_the_evidence_and_no_elbo_does(relaxed_fit
     tail = -np.asarray(relaxed_fit.losses[-1000:], np.float64)
     # Its excess is beyond doubt: steps are nearly independent once the step size has fallen.
     assert tail.mean() - 5 * tail.std() / np.sqrt(1000) > log_z + 0.5
-    rounded = nt.round_and_refit(jax.random.key(1), relaxed_fit)
+    rounded = nt.sparse.round_and_refit(jax.random.key(1), relaxed_fit)
     for elbo in (relaxed_fit.elbo, rounded.elbo):
         assert elbo.value < log_z + 5 * elbo.se
     assert relaxed_fit.elbo.value < tail.mean() - 1.0
@@ -744,7 +744,7 @@ def exact_elbo(params, x, y, alpha=1.0, site="w"):
 @pytest.mark.parametrize("refitted", tiered([False, True], unit=[False]))
 def test_the_elbo_of_what_is_kept_is_that_in_closed_form(given_fit, refitted):
     fit = (
-        nt.round_and_refit(jax.random.key(1), given_fit, num_steps=0)
+        nt.sparse.round_and_refit(jax.random.key(1), given_fit, num_steps=0)
         if refitted
         else given_fit
     )
@@ -758,7 +758,7 @@ def test_the_elbo_of_what_is_kept_is_that_in_closed_form(given_fit, refitted):
 def test_the_elbo_of_a_fit_is_that_in_closed_form(relaxed_fit):
     for fit in (
         relaxed_fit,
-        nt.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=0),
+        nt.sparse.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=0),
     ):
         assert fit.elbo.value == pytest.approx(
             exact_elbo(fit.params, *correlated_data()), abs=5 * fit.elbo.se
@@ -880,7 +880,7 @@ def test_rounded_gates_are_those_beyond_the_threshold(given_fit, rounded):
 
 @pytest.mark.full
 def test_rounded_gates_and_losses_that_are_elbos(relaxed_fit):
-    rounded = nt.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=2000)
+    rounded = nt.sparse.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=2000)
     probs = relaxed_fit.params["w_auto_probs"]
     assert jnp.array_equal(
         rounded.params["w_auto_probs"], (probs >= 0.5).astype(probs.dtype)
@@ -910,10 +910,10 @@ def test_rounded_gates_and_losses_that_are_elbos(relaxed_fit):
 
 @pytest.mark.full
 def test_rounded_fits_are_compared_and_reported(relaxed_fit):
-    alone = nt.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=0)
+    alone = nt.sparse.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=0)
     assert alone.losses.size == 0
     assert jnp.array_equal(alone.params["w_auto_loc"], relaxed_fit.params["w_auto_loc"])
-    none = nt.round_and_refit(
+    none = nt.sparse.round_and_refit(
         jax.random.key(1), relaxed_fit, threshold=0.999999, num_steps=0
     )
     _, y = correlated_data()
@@ -931,9 +931,9 @@ def test_round_and_refit_refuses(given_fit, key):
         with pytest.raises(
             TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"
         ):
-            nt.round_and_refit(key, value)
+            nt.sparse.round_and_refit(key, value)
     with pytest.raises(ValueError, match=r"threshold.*must be in"):
-        nt.round_and_refit(key, given_fit, threshold=1.0)
+        nt.sparse.round_and_refit(key, given_fit, threshold=1.0)
     # Its factors are no Gaussians, which an online run would take for its prior.
     with pytest.raises(
         TypeError,
@@ -953,9 +953,9 @@ def test_round_and_refit_refuses_fits_by_other_guides(relaxed_fit, key):
     with pytest.raises(
         TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"
     ):
-        nt.round_and_refit(key, other)
+        nt.sparse.round_and_refit(key, other)
     with pytest.raises(ValueError, match=r"threshold.*must be in"):
-        nt.round_and_refit(key, relaxed_fit, threshold=1.0)
+        nt.sparse.round_and_refit(key, relaxed_fit, threshold=1.0)
     with pytest.raises(
         TypeError,
         match=r"^a posterior.*not a Gaussian.*with AutoNormal or AutoMultivariateNormal",
@@ -969,7 +969,7 @@ def test_a_tempered_fit_in_double_precision(key, x64):
     fit = nt.fit_svi(
         key, linear, AutoSpikeAndSlab, x, y, alpha=0.5, num_steps=5, num_particles=2
     )
-    rounded = nt.round_and_refit(key, fit, num_steps=5, num_particles=2)
+    rounded = nt.sparse.round_and_refit(key, fit, num_steps=5, num_particles=2)
     assert {leaf.dtype for leaf in jax.tree.leaves((fit.params, rounded.params))} == {
         jnp.dtype("float64")
     }
@@ -1007,7 +1007,7 @@ def test_a_sparse_linear_fit_becomes_a_tempered_fit(key, x64, intercept_scale):
         assert found.elbo.value == pytest.approx(
             exact_elbo(found.params, x, y, 0.5, "coef"), rel=1e-10
         )
-        rounded = nt.round_and_refit(key, found, num_steps=0)
+        rounded = nt.sparse.round_and_refit(key, found, num_steps=0)
         table = nt.table(
             nt.compare({"factors": found, "rounded": rounded}, num_samples=20)
         )

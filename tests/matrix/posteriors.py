@@ -40,7 +40,7 @@ def gaussian(guide):
 
 
 def mixture():
-    component = nt.components.known_variance(2, prior_scale=3.0)
+    component = nt.mixtures.components.known_variance(2, prior_scale=3.0)
     return nt.mixtures.fit(KEY, ROWS, component, num_components=1, alpha=ALPHA)
 
 

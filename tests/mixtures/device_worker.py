@@ -37,7 +37,7 @@ def fitted(rows, **options):
 
     import numpyro_tempered as nt
 
-    component = nt.components.known_variance(2, prior_scale=10.0)
+    component = nt.mixtures.components.known_variance(2, prior_scale=10.0)
     return nt.mixtures.fit(
         jax.random.key(0),
         rows,
@@ -57,7 +57,7 @@ def grown(rows):
 
     import numpyro_tempered as nt
 
-    component = nt.components.known_variance(2, prior_scale=10.0)
+    component = nt.mixtures.components.known_variance(2, prior_scale=10.0)
     options = {"num_restarts": 1, "num_samples": 4, "tolerance": 1e-5}
     parent = nt.mixtures.fit(
         jax.random.key(0), rows, component, num_components=1, **options
@@ -84,7 +84,9 @@ def collectives(rows):
     from numpyro_tempered.mixtures.prepare import prepare
     from numpyro_tempered.mixtures.source import Beginning
 
-    prepared = prepare(rows, nt.components.known_variance(2, prior_scale=10.0), None)
+    prepared = prepare(
+        rows, nt.mixtures.components.known_variance(2, prior_scale=10.0), None
+    )
     source = array_source(prepared, 2, 2)
     one = jnp.asarray(1.0)
     problem = MixtureProblem(prepared.prior, jnp.ones(2), one, one)

@@ -8,7 +8,7 @@ import numpyro_tempered as nt
 KEY = jax.random.key(0)
 NOISES = {"narrow": 0.5, "unit": 1.0, "wide": 2.0}
 FAMILIES = {
-    name: nt.components.known_variance(1, prior_scale=5.0, scale=noise)
+    name: nt.mixtures.components.known_variance(1, prior_scale=5.0, scale=noise)
     for name, noise in NOISES.items()
 }
 OPTIONS = {"num_restarts": 4, "num_samples": 40, "baselines": False}

@@ -10,15 +10,15 @@ CALLS = {
     "no mixture": (
         lambda: numpyro_model(3, 2),
         TypeError,
-        r"^numpyro_model takes a fit or a component such as nt\.components\.gaussian\(dim\), got a int",
+        r"^numpyro_model takes a fit or a component such as nt\.mixtures\.components\.gaussian\(dim\), got a int",
     ),
     "no number": (
-        lambda: numpyro_model(nt.components.gaussian(2)),
+        lambda: numpyro_model(nt.mixtures.components.gaussian(2)),
         ValueError,
         "^a component has no number of components: pass num_components",
     ),
     "no guide": (
-        lambda: numpyro_guide(nt.components.gaussian(2)),
+        lambda: numpyro_guide(nt.mixtures.components.gaussian(2)),
         TypeError,
         r"fit is a .*Component; expected the result of nt\.mixtures\.fit",
     ),

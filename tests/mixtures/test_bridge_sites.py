@@ -55,12 +55,12 @@ def check_density(component, values, log_prior, of_row, x):
 
 def test_the_density_of_columns_of_two_families_with_holes(x64):
     parts = {
-        "size": nt.components.known_variance(
+        "size": nt.mixtures.components.known_variance(
             2, prior_loc=0.5, prior_scale=2.0, scale=0.75
         )
     }
-    parts["votes"] = nt.components.poisson(1, concentration=1.5, rate=0.25)
-    component = nt.components.product(parts, {"size": [2, 0], "votes": [1]})
+    parts["votes"] = nt.mixtures.components.poisson(1, concentration=1.5, rate=0.25)
+    component = nt.mixtures.components.product(parts, {"size": [2, 0], "votes": [1]})
     loc, rate = np.array([[0.0, 1.0], [2.0, -1.0]]), np.array([[1.5], [0.4]])
     log_prior = (
         stats.norm(0.5, 2.0).logpdf(loc).sum()
@@ -81,7 +81,7 @@ def test_the_density_of_columns_of_two_families_with_holes(x64):
 
 
 def test_the_density_of_correlated_columns_with_holes(x64):
-    component = nt.components.gaussian(
+    component = nt.mixtures.components.gaussian(
         3, loc=0.5, mean_precision=0.25, df=4.5, scale=np.diag([1.0, 2.0, 0.5])
     )
     rng = np.random.default_rng(0)
@@ -169,7 +169,7 @@ def sites_of(guide, values):
     ("component", "x", "expected"),
     [
         (
-            nt.components.gaussian(3),
+            nt.mixtures.components.gaussian(3),
             X[[0, 2, 5]],
             {
                 "loc": ["component", "feature"],
@@ -177,12 +177,12 @@ def sites_of(guide, values):
             },
         ),
         (
-            nt.components.known_variance(3),
+            nt.mixtures.components.known_variance(3),
             X[[0, 2, 5]],
             {"loc": ["component", "feature"]},
         ),
         (
-            nt.components.categorical([4, 4]),
+            nt.mixtures.components.categorical([4, 4]),
             np.array([[0.0, 3.0], [1.0, 2.0]]),
             {"probs": ["component", "feature", "level"]},
         ),
@@ -213,7 +213,7 @@ def test_polish_moves_locations_by_spreads_and_the_rest_by_factors(x64):
         np.stack([np.array([[1.0, 0.3], [0.3, 2.0]]), 0.5 * np.eye(2)]),
     )
     posterior = NormalWishart(loc, np.array([2.0, 8.0]), np.array([5.0, 9.0]), scale)
-    fit = fit_of(nt.components.gaussian(2), posterior)
+    fit = fit_of(nt.mixtures.components.gaussian(2), posterior)
     values = {
         "weights": SHARES,
         "precision": np.stack([np.eye(2), 2.0 * np.eye(2)]),
@@ -260,7 +260,8 @@ def test_polish_asks_for_the_elbo_of_its_options(monkeypatch, key, x64):
     """Adam from a fiftieth to a hundredth of it, and as many draws as asked for."""
     loc, scale = np.array([[0.0, 1.0], [2.0, -1.0]]), np.array([[0.1, 0.2], [0.3, 4.0]])
     fit = fit_of(
-        nt.components.known_variance(2), NormalMean(loc, scale, np.ones((2, 2)))
+        nt.mixtures.components.known_variance(2),
+        NormalMean(loc, scale, np.ones((2, 2))),
     )
     calls = []
     monkeypatch.setattr(
@@ -308,11 +309,11 @@ def test_polish_asks_for_the_elbo_of_its_options(monkeypatch, key, x64):
 
 # A part may have columns that are not side by side, and of another family than those between them.
 PARTS = {
-    "size": nt.components.known_variance(
+    "size": nt.mixtures.components.known_variance(
         2, prior_loc=[0.5, -1.0], prior_scale=2.0, scale=[0.75, 0.5]
     ),
-    "vote": nt.components.bernoulli(1, ones=1.5, zeros=0.25),
-    "mass": nt.components.diagonal_gaussian(
+    "vote": nt.mixtures.components.bernoulli(1, ones=1.5, zeros=0.25),
+    "mass": nt.mixtures.components.diagonal_gaussian(
         1, loc=3.0, mean_precision=0.5, concentration=2.0, rate=1.5
     ),
 }
@@ -329,7 +330,7 @@ PARAMETERS = {
 
 @pytest.fixture(scope="module")
 def product():
-    return nt.components.product(PARTS, COLUMNS)
+    return nt.mixtures.components.product(PARTS, COLUMNS)
 
 
 def test_a_product_has_the_densities_of_its_columns(product, x64):
@@ -422,8 +423,13 @@ def test_what_a_product_has_is_of_all_its_parts(product, x64):
 
 def test_a_product_completes_the_columns_of_the_parts_that_do(x64):
     """A part whose entries depend on each other by its own function, the others by their sums."""
-    parts = {"size": nt.components.gaussian(2), "votes": nt.components.poisson(1)}
-    form = nt.components.product(parts, {"size": [2, 0], "votes": [1]}).with_missing()
+    parts = {
+        "size": nt.mixtures.components.gaussian(2),
+        "votes": nt.mixtures.components.poisson(1),
+    }
+    form = nt.mixtures.components.product(
+        parts, {"size": [2, 0], "votes": [1]}
+    ).with_missing()
     size, votes = (part.with_missing() for part in parts.values())
     rng = np.random.default_rng(0)
     deviations = rng.normal(size=(2, 3, 5))
@@ -450,6 +456,8 @@ def test_a_product_completes_the_columns_of_the_parts_that_do(x64):
     ]
     np.testing.assert_allclose(found, np.concatenate(expected, axis=1), rtol=1e-10)
     assert (
-        nt.components.product({"votes": parts["votes"]}, {"votes": [0]}).location
+        nt.mixtures.components.product(
+            {"votes": parts["votes"]}, {"votes": [0]}
+        ).location
         is None
     )

@@ -300,7 +300,7 @@ def test_a_model_draws_complete_data_of_its_components(x64):
         ),
         (
             lambda: trace_of(
-                nt.mixtures.numpyro_model(nt.components.multinomial(2), 2),
+                nt.mixtures.numpyro_model(nt.mixtures.components.multinomial(2), 2),
                 [[0.0, np.nan]],
             ),
             ValueError,

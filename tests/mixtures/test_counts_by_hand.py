@@ -15,7 +15,7 @@ PROBS = np.array([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])
 
 
 def test_the_density_of_counts_is_given_their_totals(x64):
-    component = nt.components.multinomial(3, concentration=[0.5, 1.0, 2.0])
+    component = nt.mixtures.components.multinomial(3, concentration=[0.5, 1.0, 2.0])
 
     @jax.jit
     def compute(rows, probs):
@@ -56,7 +56,7 @@ def test_the_density_of_counts_is_given_their_totals(x64):
 
 
 def test_draws_of_counts_have_their_total(key):
-    component = nt.components.multinomial(3, total_count=7)
+    component = nt.mixtures.components.multinomial(3, total_count=7)
     fn = component.distribution({"probs": jnp.asarray(PROBS, jnp.float32)})
     draws = np.asarray(jax.jit(lambda key: fn.sample(key, (300,)))(key))
     np.testing.assert_array_equal(draws.sum(axis=-1), 7.0)
@@ -68,18 +68,18 @@ def test_draws_of_counts_have_their_total(key):
     ("component", "x", "message"),
     [
         (
-            nt.components.known_variance(2),
+            nt.mixtures.components.known_variance(2),
             [[0.0, 1.0], [1.0, 1.0]],
             "known_variance: column 1 of the data has",
         ),
         (
-            nt.components.diagonal_gaussian(1),
+            nt.mixtures.components.diagonal_gaussian(1),
             [[2.0], [np.nan], [2.0]],
             "column 0 of the data has no two",
         ),
         # Of a family that completes rows the complete ones are checked.
         (
-            nt.components.gaussian(2),
+            nt.mixtures.components.gaussian(2),
             [[0.0, 1.0], [0.0, 2.0], [5.0, np.nan]],
             "column 0 of the complete rows has",
         ),
@@ -87,14 +87,17 @@ def test_draws_of_counts_have_their_total(key):
 )
 def test_a_check_needs_two_values_of_each_column(component, x, message, key):
     with pytest.raises(ValueError, match=message):
-        nt.components.check_component(key, component, x)
+        nt.mixtures.components.check_component(key, component, x)
 
 
 def test_a_family_says_whether_all_of_a_row_may_be_missing():
-    assert checking._allows_empty_rows(nt.components.poisson(2), 2)
-    parts = {"size": nt.components.poisson(1), "kinds": nt.components.multinomial(2)}
+    assert checking._allows_empty_rows(nt.mixtures.components.poisson(2), 2)
+    parts = {
+        "size": nt.mixtures.components.poisson(1),
+        "kinds": nt.mixtures.components.multinomial(2),
+    }
     assert not checking._allows_empty_rows(
-        nt.components.product(parts, {"size": 1, "kinds": 2}), 3
+        nt.mixtures.components.product(parts, {"size": 1, "kinds": 2}), 3
     )
 
 

@@ -67,8 +67,8 @@ SEVEN = Column(
 
 
 def seven(dim, coefficients_at=None, **hyperparameters):
-    prior = nt.components.diagonal_gaussian(dim, **hyperparameters).prior
-    return nt.components.columnwise(
+    prior = nt.mixtures.components.diagonal_gaussian(dim, **hyperparameters).prior
+    return nt.mixtures.components.columnwise(
         "seven", prior, SEVEN._replace(coefficients_at=coefficients_at)
     )
 
@@ -136,7 +136,7 @@ def test_a_normal_gamma_column_of_seven_functions(missing, x64):
         "rate": 3.0,
     }
     compare(
-        nt.components.diagonal_gaussian(2, **hyperparameters),
+        nt.mixtures.components.diagonal_gaussian(2, **hyperparameters),
         seven(2, **hyperparameters),
         x,
     )
@@ -151,7 +151,10 @@ def two_clusters(n=60, dim=2):
 @pytest.mark.parametrize("name", ["array", "chunks", "product", "float32"])
 def test_fits_are_those_of_the_closed_forms(name):
     x, key = two_clusters(), jax.random.key(0)
-    closed, bare = nt.components.diagonal_gaussian(2, loc=2.0), seven(2, loc=2.0)
+    closed, bare = (
+        nt.mixtures.components.diagonal_gaussian(2, loc=2.0),
+        seven(2, loc=2.0),
+    )
     options = {"num_components": 2, "num_restarts": 2, "alpha": 0.5, "num_samples": 20}
     fit = nt.mixtures.fit
     if name == "chunks":
@@ -159,11 +162,12 @@ def test_fits_are_those_of_the_closed_forms(name):
     if name == "product":
         # Beside a part whose components share a parameter.
         closed, bare = (
-            nt.components.product(
-                {"a": nt.components.tied_gaussian(1), "b": each}, {"a": 1, "b": 1}
+            nt.mixtures.components.product(
+                {"a": nt.mixtures.components.tied_gaussian(1), "b": each},
+                {"a": 1, "b": 1},
             )
             for each in (
-                nt.components.diagonal_gaussian(1),
+                nt.mixtures.components.diagonal_gaussian(1),
                 seven(1, coefficients_at=COLUMN.coefficients_at),
             )
         )
@@ -186,7 +190,7 @@ def test_fits_are_those_of_the_closed_forms(name):
 @pytest.mark.full
 def test_em_by_seven_functions(x64):
     x, key = np.abs(two_clusters()), jax.random.key(0)
-    closed = nt.components.poisson(2)
+    closed = nt.mixtures.components.poisson(2)
     results = [
         nt.mixtures.em(key, np.round(x), each, num_components=2, num_restarts=2)
         for each in (
@@ -217,8 +221,8 @@ def test_a_part_of_a_product_needs_coefficients_at():
         ValueError,
         match=r"product: part 'b' leaves out coefficients_at.*a product needs",
     ):
-        nt.components.product(
-            {"a": nt.components.gaussian(1), "b": seven(1)}, {"a": 1, "b": 1}
+        nt.mixtures.components.product(
+            {"a": nt.mixtures.components.gaussian(1), "b": seven(1)}, {"a": 1, "b": 1}
         )
 
 

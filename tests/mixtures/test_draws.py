@@ -114,7 +114,7 @@ def test_gammas_of_small_shape_do_not_underflow():
 
 
 def test_a_gamma_whose_shape_is_drawn_is_drawn_on_the_device():
-    poisson = nt.components.poisson(1)
+    poisson = nt.mixtures.components.poisson(1)
 
     def draw(sample, q):
         shape = sample("shape", dist.Gamma(q.concentration, q.rate))

@@ -134,12 +134,12 @@ COVARIANCES = {
 
 
 def shapes_of(x):
-    scale, dim = nt.components.scaled_to(x), x.shape[1]
+    scale, dim = nt.mixtures.components.scaled_to(x), x.shape[1]
     return {
-        "spherical": nt.components.spherical_gaussian(dim, **scale),
-        "diagonal": nt.components.diagonal_gaussian(dim, **scale),
-        "tied": nt.components.tied_gaussian(dim, **scale),
-        "full": nt.components.gaussian(dim, **scale),
+        "spherical": nt.mixtures.components.spherical_gaussian(dim, **scale),
+        "diagonal": nt.mixtures.components.diagonal_gaussian(dim, **scale),
+        "tied": nt.mixtures.components.tied_gaussian(dim, **scale),
+        "full": nt.mixtures.components.gaussian(dim, **scale),
     }
 
 
@@ -193,22 +193,25 @@ def test_baselines_are_those_of_scikit_learn():
         ({}, ValueError, r"^component is an.*empty mapping.*component, by its name"),
         ({1: FAMILIES["unit"]}, TypeError, "names of components are strings, got 1"),
         (
-            {"a": nt.components.gaussian},
+            {"a": nt.mixtures.components.gaussian},
             TypeError,
             "component 'a' is a function; expected a component",
         ),
         (
-            {"a": FAMILIES["unit"], "b": nt.components.known_variance(2)},
+            {"a": FAMILIES["unit"], "b": nt.mixtures.components.known_variance(2)},
             ValueError,
             r"component 'b': known_variance: the data have shape \(4, 1\)",
         ),
         (
-            {"a": FAMILIES["unit"], "b": nt.components.poisson(1)},
+            {"a": FAMILIES["unit"], "b": nt.mixtures.components.poisson(1)},
             ValueError,
             r"of column 0 the one is a density on the line, the other a probability.*call of their own",
         ),
         (
-            {"a": nt.components.multinomial(1), "b": nt.components.poisson(1)},
+            {
+                "a": nt.mixtures.components.multinomial(1),
+                "b": nt.mixtures.components.poisson(1),
+            },
             ValueError,
             r"a probability given the row's total, the other a probability.*call of their own",
         ),
@@ -224,8 +227,8 @@ def test_what_cannot_be_compared_is_refused(component, error, message):
 def test_missing_entries_name_the_family_that_does_not_take_them():
     x = np.array([[0.0, 1.0], [np.nan, 2.0], [3.0, 1.0]])
     families = {
-        "each": nt.components.poisson(2),
-        "given totals": nt.components.multinomial(2),
+        "each": nt.mixtures.components.poisson(2),
+        "given totals": nt.mixtures.components.multinomial(2),
     }
     with pytest.raises(
         ValueError,
@@ -249,11 +252,13 @@ def test_a_path_and_a_fit_take_one_family():
 
 def test_measures_follow_the_columns():
     parts = {
-        "size": nt.components.gaussian(1),
-        "votes": nt.components.multinomial(2),
-        "kind": nt.components.categorical([2]),
+        "size": nt.mixtures.components.gaussian(1),
+        "votes": nt.mixtures.components.multinomial(2),
+        "kind": nt.mixtures.components.categorical([2]),
     }
-    product = nt.components.product(parts, {"size": [2], "votes": [0, 3], "kind": [1]})
+    product = nt.mixtures.components.product(
+        parts, {"size": [2], "votes": [0, 3], "kind": [1]}
+    )
     line, mass, given = (
         "a density on the line",
         "a probability",
@@ -261,11 +266,14 @@ def test_measures_follow_the_columns():
     )
     assert measures_of(product) == (given, mass, line, given)
     for family in (
-        nt.components.exponential(2),
+        nt.mixtures.components.exponential(2),
         *shapes_of(np.array([[0.0, 1.0], [1.0, 0.0]])).values(),
     ):
         assert measures_of(family) == (line, line)
-    for family in (nt.components.bernoulli(2), nt.components.poisson(2)):
+    for family in (
+        nt.mixtures.components.bernoulli(2),
+        nt.mixtures.components.poisson(2),
+    ):
         assert measures_of(family) == (mass, mass)
 
 
@@ -311,7 +319,7 @@ def test_the_prior_is_one_of_pairs_where_families_are_several(
         "fit_orders",
         lambda key, x, component, numbers, **_: (dict.fromkeys(numbers), None),
     )
-    components = {name: nt.components.gaussian(1) for name in families}
+    components = {name: nt.mixtures.components.gaussian(1) for name in families}
     found = orders.fit_models(
         KEY, None, components, {}, [1, 2], log_prior, label_multiplicity=False
     )
@@ -334,8 +342,8 @@ def test_maximum_likelihood_beside_the_fits_is_by_family_and_number(monkeypatch)
 
     monkeypatch.setattr(baselines, "em", em)
     families = {
-        "a": nt.components.gaussian(1),
-        "b": nt.components.gaussian(1)._replace(maximum_likelihood=None),
+        "a": nt.mixtures.components.gaussian(1),
+        "b": nt.mixtures.components.gaussian(1)._replace(maximum_likelihood=None),
     }
     fits = {"a": dict.fromkeys((1, 2, 3)), "b": {1: None}}
     options = {"num_restarts": 4, "sample_weight": "w", "alpha": 0.5}
@@ -407,7 +415,7 @@ def test_the_best_rank_is_selected_with_what_is_known_of_it(case, monkeypatch):
     monkeypatch.setattr(
         selection, "baseline_columns", lambda *_: {"bic": np.arange(float(len(ranks)))}
     )
-    family = nt.components.gaussian(1)
+    family = nt.mixtures.components.gaussian(1)
     component = family if None in fits else dict.fromkeys(fits, family)
     choice = nt.mixtures.select_num_components(
         KEY,
@@ -462,6 +470,6 @@ def test_the_end_of_the_default_numbers_is_told(monkeypatch):
         match=r"^K = 8, the largest that was compared, is selected.*num_components=None",
     ):
         choice = nt.mixtures.select_num_components(
-            KEY, None, nt.components.gaussian(1), baselines=False
+            KEY, None, nt.mixtures.components.gaussian(1), baselines=False
         )
     assert choice.at_end

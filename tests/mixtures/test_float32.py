@@ -45,19 +45,19 @@ X = GAP * np.array([[-1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])[
 ] + np.random.default_rng(0).normal(size=(N, D))
 FAR = 1e8
 GAUSSIANS = {
-    "known_variance": lambda dim, loc: nt.components.known_variance(
+    "known_variance": lambda dim, loc: nt.mixtures.components.known_variance(
         dim, prior_loc=loc, prior_scale=GAP
     ),
-    "diagonal_gaussian": lambda dim, loc: nt.components.diagonal_gaussian(
+    "diagonal_gaussian": lambda dim, loc: nt.mixtures.components.diagonal_gaussian(
         dim, loc=loc, mean_precision=1e-8
     ),
-    "spherical_gaussian": lambda dim, loc: nt.components.spherical_gaussian(
+    "spherical_gaussian": lambda dim, loc: nt.mixtures.components.spherical_gaussian(
         dim, loc=loc, mean_precision=1e-8
     ),
-    "gaussian": lambda dim, loc: nt.components.gaussian(
+    "gaussian": lambda dim, loc: nt.mixtures.components.gaussian(
         dim, loc=loc, mean_precision=1e-8
     ),
-    "tied_gaussian": lambda dim, loc: nt.components.tied_gaussian(
+    "tied_gaussian": lambda dim, loc: nt.mixtures.components.tied_gaussian(
         dim, loc=loc, mean_precision=1e-8
     ),
 }
@@ -237,9 +237,9 @@ def test_columns_of_a_product_move_where_they_may():
     """Codes stay where they are, beside a Gaussian column far from 0."""
     parts = {
         "size": GAUSSIANS["diagonal_gaussian"](1, FAR),
-        "kind": nt.components.categorical([3]),
+        "kind": nt.mixtures.components.categorical([3]),
     }
-    component = nt.components.product(parts, {"size": [1], "kind": [0]})
+    component = nt.mixtures.components.product(parts, {"size": [1], "kind": [0]})
     x = np.stack([LABELS.astype(float), X[:, 0] + FAR], axis=1)
     single, double = fit(component, x), in_double(lambda: fit(component, x))
     assert single.centre[0] == 0.0
@@ -258,7 +258,9 @@ def test_columns_of_a_product_move_where_they_may():
 @pytest.mark.parametrize("name", ["diagonal_gaussian", "gaussian", "tied_gaussian"])
 def test_columns_of_different_units(name):
     x = (X / GAP + 0.1 * np.random.default_rng(1).normal(size=X.shape)) * [1e-6, 1e6]
-    component = getattr(nt.components, name)(D, **nt.components.scaled_to(x))
+    component = getattr(nt.mixtures.components, name)(
+        D, **nt.mixtures.components.scaled_to(x)
+    )
     single, double = fit(component, x), in_double(lambda: fit(component, x))
     assert single.converged
     np.testing.assert_allclose(
@@ -316,7 +318,7 @@ def test_counts_whose_log_densities_are_rounding_are_refused():
     counts = np.concatenate(
         [rng.poisson(rate, 60), rng.poisson(rate + 8.0 * rate**0.5, 60)]
     )
-    component = nt.components.poisson(1, rate=1.0 / rate)
+    component = nt.mixtures.components.poisson(1, rate=1.0 / rate)
     options = {"x": counts, "num_components": 2}
     with pytest.raises(FloatingPointError, match="let jax have 64 bits"):
         fit(component, **options)
@@ -327,7 +329,7 @@ def test_counts_whose_log_densities_are_rounding_are_refused():
 
 
 def test_log_densities_that_are_differences_of_large_numbers_are_refused():
-    component = nt.components.poisson(1)
+    component = nt.mixtures.components.poisson(1)
     # A rate of 10^8, and a component without data.
     mixture = Coefficients(
         np.zeros(2), np.array([-1e8, 0.0]), np.array([[18.4], [99.0]])
@@ -344,7 +346,7 @@ def test_log_densities_that_are_differences_of_large_numbers_are_refused():
 
 
 def test_a_fall_of_what_counts_as_converged_is_rounding():
-    component = nt.components.known_variance(1)
+    component = nt.mixtures.components.known_variance(1)
     data, history = (
         SimpleNamespace(component=component),
         SimpleNamespace(converged=True),
@@ -362,7 +364,9 @@ def test_a_fall_of_what_counts_as_converged_is_rounding():
 
 @pytest.mark.full
 def test_a_fit_in_double_precision_serves_in_single():
-    component = nt.components.gaussian(D, **nt.components.scaled_to(X))
+    component = nt.mixtures.components.gaussian(
+        D, **nt.mixtures.components.scaled_to(X)
+    )
     double, single = in_double(lambda: fit(component)), fit(component)
     key = jax.random.key(1)
     for function in (nt.mixtures.responsibilities, nt.mixtures.log_predictive):
@@ -394,7 +398,7 @@ def test_a_fit_that_double_precision_would_continue_has_not_converged(monkeypatc
         assert not fit(component).converged
 
 
-EXACT = nt.components.known_variance(1)
+EXACT = nt.mixtures.components.known_variance(1)
 
 
 def rounded_update(prior, counts, sums):
@@ -412,7 +416,7 @@ def test_a_fit_has_converged_where_a_step_in_double_precision_gains_little_a_dat
     alpha, off, converged
 ):
     """Little are 1e-4 nats, times a power above 1."""
-    prior = nt.components.known_variance(1, prior_scale=off / 3e-6).prior
+    prior = nt.mixtures.components.known_variance(1, prior_scale=off / 3e-6).prior
     component, x = EXACT._replace(prior=prior, update=rounded_update), X[:30, :1] / GAP
     # KL of two Gaussians of precision alpha n, the prior's being next to none.
     rise = 0.5 * off**2 * alpha * 30
@@ -467,7 +471,7 @@ def test_a_prior_of_the_weights_that_is_rounding_is_refused(make):
         np.random.default_rng(0).normal(size=(50, 2)),
         {"num_components": 3, "num_restarts": 2},
     )
-    component = nt.components.known_variance(2)
+    component = nt.mixtures.components.known_variance(2)
     with pytest.raises(
         FloatingPointError, match="concentrations of the weights add up to"
     ):

@@ -544,13 +544,16 @@ def test_a_part_of_a_product_may_miss_all_its_entries(x64):
     other = np.where(np.arange(N) % 2 == 0, 1.0, 0.0)[:, None]
     x = np.concatenate([X, other], axis=1)
     x[:20, :D] = np.nan
-    parts = {"size": make(), "kind": nt.components.bernoulli(1)}
-    component = nt.components.product(parts, {"size": D, "kind": 1})
+    parts = {"size": make(), "kind": nt.mixtures.components.bernoulli(1)}
+    component = nt.mixtures.components.product(parts, {"size": D, "kind": 1})
     options = {"num_components": 1, "alpha": ALPHA, "num_restarts": 1, "num_samples": 0}
     both = nt.mixtures.fit(jax.random.key(0), x, component, **options)
     alone = [
         nt.mixtures.fit(jax.random.key(0), rows, part, **options)
-        for rows, part in ((x[:, :D], make()), (other, nt.components.bernoulli(1)))
+        for rows, part in (
+            (x[:, :D], make()),
+            (other, nt.mixtures.components.bernoulli(1)),
+        )
     ]
     np.testing.assert_allclose(
         both.objective, sum(each.objective for each in alone), rtol=1e-8
@@ -685,7 +688,7 @@ def test_completed_rows_are_held_to_the_derivatives_of_their_likelihood(factor, 
 @pytest.mark.full
 def test_functions_that_do_not_belong_together_are_named(key):
     component = make()
-    nt.components.check_component(key, component, X)
+    nt.mixtures.components.check_component(key, component, X)
     form = component.with_missing()
     right = form.location.completed
     wrong = form._replace(
@@ -696,6 +699,6 @@ def test_functions_that_do_not_belong_together_are_named(key):
     with pytest.raises(
         ValueError, match=r"location\.completed and the derivatives of location\.linear"
     ):
-        nt.components.check_component(
+        nt.mixtures.components.check_component(
             key, component._replace(with_missing=lambda: wrong), X
         )

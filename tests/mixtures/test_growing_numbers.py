@@ -49,7 +49,7 @@ def test_each_family_grows_by_itself(x):
 def test_numbers_beyond_the_default_are_found_and_its_end_is_no_answer():
     rng = np.random.default_rng(2)
     x = (np.repeat(12.0 * np.arange(10) - 54.0, 15) + rng.normal(size=150))[:, None]
-    component = nt.components.known_variance(1, prior_scale=40.0)
+    component = nt.mixtures.components.known_variance(1, prior_scale=40.0)
     growing = select(x, component, num_components=None)
     assert growing.num_components == 10
     with pytest.warns(
@@ -66,7 +66,7 @@ def test_numbers_beyond_the_default_are_found_and_its_end_is_no_answer():
 @pytest.mark.full
 def test_probabilities_end_for_certain():
     # One kind of row: log L is at most 0, and K = 1 has the evidence 1 / (n + 1).
-    x, family = np.ones((8, 1)), nt.components.bernoulli(1)
+    x, family = np.ones((8, 1)), nt.mixtures.components.bernoulli(1)
     choice = select(x, family, num_components=None, alpha=1.0)
     assert choice.num_components == 1
     assert choice.stopped == "certain: no larger K can win"
@@ -93,14 +93,14 @@ def test_there_are_no_more_components_than_rows():
     ("family", "x"),
     [
         (
-            nt.components.bernoulli(2),
+            nt.mixtures.components.bernoulli(2),
             [[0, 1], [0, 1], [1, 1], [np.nan, 1], [np.nan, 0], [np.nan, np.nan]],
         ),
         (
-            nt.components.categorical([3, 2]),
+            nt.mixtures.components.categorical([3, 2]),
             [[0, 1], [2, 1], [0, 0], [0, 0], [np.nan, 1], [1, np.nan]],
         ),
-        (nt.components.poisson(1), [[0], [3], [3], [7]]),
+        (nt.mixtures.components.poisson(1), [[0], [3], [3], [7]]),
     ],
 )
 def test_no_distribution_has_a_larger_likelihood(family, x):
@@ -131,13 +131,15 @@ def test_no_distribution_has_a_larger_likelihood(family, x):
 def test_densities_and_totals_have_their_bounds():
     assert (
         largest_log_likelihood(
-            nt.components.gaussian(1), np.array([[0.0], [1.0]]), None
+            nt.mixtures.components.gaussian(1), np.array([[0.0], [1.0]]), None
         )
         == math.inf
     )
     assert (
         largest_log_likelihood(
-            nt.components.multinomial(2), np.array([[2.0, 1.0], [0.0, 3.0]]), None
+            nt.mixtures.components.multinomial(2),
+            np.array([[2.0, 1.0], [0.0, 3.0]]),
+            None,
         )
         == 0.0
     )
@@ -211,8 +213,11 @@ def test_six_in_succession_are_enough_on_a_grid():
     for seed in range(100, 112):
         rng = np.random.default_rng(seed)
         x = centres[rng.integers(16, size=300)] + 0.12 * rng.normal(size=(300, 2))
-        for family in (nt.components.gaussian, nt.components.diagonal_gaussian):
-            component = family(2, **nt.components.scaled_to(x))
+        for family in (
+            nt.mixtures.components.gaussian,
+            nt.mixtures.components.diagonal_gaussian,
+        ):
+            component = family(2, **nt.mixtures.components.scaled_to(x))
             options = {
                 "num_components": range(1, 33),
                 "num_restarts": 16,
@@ -233,7 +238,7 @@ def test_a_restart_of_maximum_likelihood_that_falls_in_single_precision_does_not
     x = np.random.default_rng(0).normal(size=(300, 2))
     x[:150] += 4.0
     selection = nt.mixtures.select_num_components(
-        KEY, x, nt.components.gaussian(2), num_components=None
+        KEY, x, nt.mixtures.components.gaussian(2), num_components=None
     )
     assert selection.num_components == 2
     assert np.isfinite(selection.columns["bic"]).all()

@@ -27,7 +27,7 @@ RNG = np.random.default_rng(3)
 X = np.concatenate(
     [RNG.normal(size=(30, 1)) + centre for centre in (-6.0, 0.0, 1.5, 7.0)]
 )
-COMPONENT = nt.components.known_variance(1, prior_scale=5.0)
+COMPONENT = nt.mixtures.components.known_variance(1, prior_scale=5.0)
 
 
 def log_beta(a):

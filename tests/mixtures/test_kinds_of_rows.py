@@ -20,7 +20,9 @@ WHOLE = np.random.default_rng(0).integers(-2000, 2000, (20, 2)) + np.repeat(
 )
 FLOATS = WHOLE.astype(float)
 TARGET = FLOATS @ [2e-3, 1e-3]
-COMPONENT = nt.components.diagonal_gaussian(2, **nt.components.scaled_to(FLOATS))
+COMPONENT = nt.mixtures.components.diagonal_gaussian(
+    2, **nt.mixtures.components.scaled_to(FLOATS)
+)
 MIXTURE = {"num_components": 2, "num_restarts": 2}
 SLABS = {"inclusion_prob": 0.5, "slab_scale": 0.003, "intercept_scale": 10.0}
 
@@ -84,7 +86,7 @@ VERBS = {
     "mixtures.predict": lambda x, fits: mixtures.predict(fits["mixture"], x),
     "mixtures.on": lambda x, fits: fits["mixture"].on(x).observed["x"],
     "mixtures.shard_rows": lambda x, fits: mixtures.shard_rows(x, mesh())[0],
-    "components.scaled_to": lambda x, fits: nt.components.scaled_to(x)["loc"],
+    "components.scaled_to": lambda x, fits: nt.mixtures.components.scaled_to(x)["loc"],
     "mixtures.to_inference_data": lambda x, fits: log_likelihood(fits["mixture"], x),
     "ppca.fit": lambda x, fits: ppca.fit(KEY, x, num_factors=1).loadings,
     "ppca.select_num_factors": lambda x, fits: (
@@ -158,7 +160,12 @@ def test_what_holds_no_numbers_is_refused_with_advice(verb, fits):
 def test_whole_numbers_beyond_32_bits_keep_their_digits():
     far = WHOLE + FAR
     near_fit, far_fit = (
-        fit_mixture(x, nt.components.diagonal_gaussian(2, **nt.components.scaled_to(x)))
+        fit_mixture(
+            x,
+            nt.mixtures.components.diagonal_gaussian(
+                2, **nt.mixtures.components.scaled_to(x)
+            ),
+        )
         for x in (FLOATS, far)
     )
     np.testing.assert_allclose(
@@ -216,7 +223,7 @@ WEIGHTED = {
             KEY, [(FLOATS, weight)], COMPONENT, num_samples=2, **MIXTURE
         ).counts
     ),
-    "scaled_to": lambda weight, fits: nt.components.scaled_to(
+    "scaled_to": lambda weight, fits: nt.mixtures.components.scaled_to(
         FLOATS, sample_weight=weight
     )["loc"],
     "shard_rows": lambda weight, fits: mixtures.shard_rows(FLOATS, mesh(), weight)[1],

@@ -322,7 +322,7 @@ def test_row_groups_of_a_parquet_file_are_chunks(key, x64, tmp_path):
     )
     from_file = fit_chunks(
         key,
-        lambda: nt.tables.parquet_chunks(path, features=["a", "b"]),
+        lambda: nt.online.parquet_chunks(path, features=["a", "b"]),
         COMPONENT,
         size=64,
         **OPTIONS,

@@ -25,7 +25,7 @@ def x():
 
 @pytest.fixture(scope="module")
 def component():
-    return nt.components.known_variance(2, prior_scale=10.0, scale=0.7)
+    return nt.mixtures.components.known_variance(2, prior_scale=10.0, scale=0.7)
 
 
 # Two clusters on the left share a component, and the one in the middle has two.

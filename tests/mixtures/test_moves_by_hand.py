@@ -43,7 +43,9 @@ BLOCK = 8
 
 
 def components(loc=LOC):
-    component = nt.components.known_variance(2, prior_scale=PRIOR_SCALE, scale=NOISE)
+    component = nt.mixtures.components.known_variance(
+        2, prior_scale=PRIOR_SCALE, scale=NOISE
+    )
     prior = NormalMean(*(np.asarray(part, np.float64) for part in component.prior))
     free = np.zeros((1, 2)), np.full((1, 2), PRIOR_SCALE)
     posterior = NormalMean(
@@ -185,7 +187,7 @@ def test_sums_about_0_serve_large_data_that_keep_their_digits(
         asked.append(algorithm)
         return state
 
-    component = nt.components.known_variance(2)
+    component = nt.mixtures.components.known_variance(2)
     source = SimpleNamespace(
         data=SimpleNamespace(component=component),
         is_large=given["is_large"],

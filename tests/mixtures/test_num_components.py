@@ -17,7 +17,7 @@ from numpyro_tempered.mixtures.comparison import criterion_columns
 from numpyro_tempered.report.arviz import group, group_names
 
 ORDERS = [1, 2, 3]
-COMPONENT = nt.components.known_variance(1, prior_scale=5.0)
+COMPONENT = nt.mixtures.components.known_variance(1, prior_scale=5.0)
 OPTIONS = {"num_components": ORDERS, "num_restarts": 4, "num_samples": 40}
 
 
@@ -323,7 +323,11 @@ def test_counts_are_drawn_as_masses():
         float
     )
     fit = nt.mixtures.fit(
-        jax.random.key(0), x, nt.components.poisson(1), num_components=2, num_samples=0
+        jax.random.key(0),
+        x,
+        nt.mixtures.components.poisson(1),
+        num_components=2,
+        num_samples=0,
     )
     ax = nt.plots.plot_mixture(fit, x)
     assert ax.get_ylabel() == "predictive mass"
@@ -337,7 +341,7 @@ def test_counts_are_drawn_as_masses():
 def test_two_columns_are_drawn_with_contours():
     rng = np.random.default_rng(0)
     x = np.repeat([[-4.0, 0.0], [4.0, 0.0]], 40, axis=0) + rng.normal(size=(80, 2))
-    component = nt.components.known_variance(2, prior_scale=5.0)
+    component = nt.mixtures.components.known_variance(2, prior_scale=5.0)
     fit = nt.mixtures.fit(
         jax.random.key(0), x, component, num_components=2, num_samples=0
     )

@@ -56,7 +56,7 @@ def test_what_fills_up_changes_nothing(name, num_samples, monkeypatch):
 
 def test_what_fills_up_may_be_anywhere_and_not_finite():
     # At the prior, whose squares may overflow where real components are near the data.
-    component = nt.components.known_variance(2, prior_loc=1e30)
+    component = nt.mixtures.components.known_variance(2, prior_loc=1e30)
     concentration = np.array([2.0, 0.0])
     posterior = broadcast_prior(as_dtype(component.prior, np.float32), 2)
     posterior = posterior._replace(
@@ -99,7 +99,7 @@ def test_what_fills_up_changes_nothing_in_em(name, monkeypatch):
 @pytest.mark.full
 def test_a_family_is_compiled_once():
     component, key = (
-        nt.components.known_variance(4, prior_scale=10.0),
+        nt.mixtures.components.known_variance(4, prior_scale=10.0),
         jax.random.key(0),
     )
     others = [jax.random.key(number) for number in range(4)]
@@ -124,7 +124,9 @@ def test_a_family_is_compiled_once():
         max_iter=900,
         tolerance=1e-4,
     )
-    wider = nt.components.known_variance(4, prior_scale=20.0, scale=np.arange(1.0, 5.0))
+    wider = nt.mixtures.components.known_variance(
+        4, prior_scale=20.0, scale=np.arange(1.0, 5.0)
+    )
     weight = np.linspace(0.0, 2.0, 512)
     nt.mixtures.fit(
         others[3],
@@ -140,7 +142,7 @@ def test_a_family_is_compiled_once():
 @pytest.mark.full
 def test_a_table_is_a_few_programs():
     component, key = (
-        nt.components.known_variance(4, prior_scale=10.0),
+        nt.mixtures.components.known_variance(4, prior_scale=10.0),
         jax.random.key(0),
     )
     COMPILED.clear()
@@ -160,7 +162,7 @@ def test_a_choice_is_uncertain_where_the_error_of_the_winner_or_of_the_runner_up
     """Here for the programs of the table above."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 4)) + 1.5 * rng.integers(2, size=(400, 1))
-    component = nt.components.known_variance(4, prior_scale=10.0)
+    component = nt.mixtures.components.known_variance(4, prior_scale=10.0)
 
     def select(lead, numbers=(1, 2)):
         """What is selected where one component is ahead of two by ``lead`` in log prior."""
@@ -191,7 +193,7 @@ def test_a_choice_is_uncertain_where_the_error_of_the_winner_or_of_the_runner_up
 
 
 def test_coordinates_that_count_rows_of_nan_are_refused():
-    component = nt.components.known_variance(2)
+    component = nt.mixtures.components.known_variance(2)
     naive = component._replace(coordinates=lambda x: x - x.mean(axis=0))
     with pytest.raises(ValueError, match=r"coordinates gives NaN.*means over the rows"):
         nt.mixtures.fit(jax.random.key(0), rows(0, d=2), naive, num_components=2)
@@ -200,7 +202,7 @@ def test_coordinates_that_count_rows_of_nan_are_refused():
 @pytest.mark.full
 def test_coordinates_of_each_row_need_not_know_of_rows_that_fill_up():
     component, key = (
-        nt.components.known_variance(2, prior_scale=10.0),
+        nt.mixtures.components.known_variance(2, prior_scale=10.0),
         jax.random.key(0),
     )
     options = {"num_components": 3, "num_restarts": 2, "num_moves": 1, "num_samples": 0}
@@ -220,7 +222,9 @@ def test_rows_fill_blocks(many, number, monkeypatch):
         np.asarray(sweep.out_of_blocks(blocks.columns))[:1100], x, rtol=1e-6
     )
     assert float(blocks.weight.sum()) == pytest.approx(weight.sum(), rel=1e-5)
-    points = np.asarray(sweep.points_of(nt.components.known_variance(2), blocks))
+    points = np.asarray(
+        sweep.points_of(nt.mixtures.components.known_variance(2), blocks)
+    )
     np.testing.assert_allclose(
         points[:1100], (x - x.mean(axis=0)) / x.std(axis=0), rtol=1e-4, atol=1e-5
     )

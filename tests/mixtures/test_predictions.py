@@ -26,9 +26,9 @@ def data():
 
 
 COMPONENTS = {
-    "gaussian": lambda: nt.components.gaussian(2, mean_precision=0.1, df=4.0),
+    "gaussian": lambda: nt.mixtures.components.gaussian(2, mean_precision=0.1, df=4.0),
     # Compiled in half of the time.
-    "known_variance": lambda: nt.components.known_variance(2, prior_scale=8.0),
+    "known_variance": lambda: nt.mixtures.components.known_variance(2, prior_scale=8.0),
 }
 
 
@@ -198,7 +198,7 @@ def test_relabelling_takes_a_permutation(fit, order):
 
 @pytest.mark.full
 def test_fresh_rows_may_have_missing_entries_where_the_family_allows(data):
-    component = nt.components.diagonal_gaussian(2, mean_precision=0.1)
+    component = nt.mixtures.components.diagonal_gaussian(2, mean_precision=0.1)
     fit = nt.mixtures.fit(
         jax.random.key(0), data[0], component, num_components=3, num_samples=0
     )
@@ -218,7 +218,9 @@ def test_fresh_rows_are_checked(fit):
     with pytest.raises(ValueError, match=r"shape \(4, 3\); \(n, 2\)"):
         nt.mixtures.log_predictive(fit, np.zeros((4, 3)))
     # A family that allows none.
-    whole = fit._replace(component=nt.components.multinomial(2)._replace(prior=None))
+    whole = fit._replace(
+        component=nt.mixtures.components.multinomial(2)._replace(prior=None)
+    )
     with pytest.raises(
         ValueError, match=r"^multinomial: column.*missing entries.*leave the rows out"
     ):
@@ -234,7 +236,7 @@ def test_methods_compile_and_map_over_rows(fit, data, x64):
 
 @pytest.mark.full
 def test_single_precision_stays_single_beside_double(data, x64):
-    component = nt.components.known_variance(2, prior_scale=10.0)
+    component = nt.mixtures.components.known_variance(2, prior_scale=10.0)
     x = data[0].astype(np.float32)
     fit = nt.mixtures.fit(
         jax.random.key(0), x, component, num_components=2, num_samples=0

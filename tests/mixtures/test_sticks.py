@@ -472,7 +472,7 @@ def test_polish_raises_the_bound_and_draws_become_arviz(x64):
 def test_nuts_agrees_with_the_guide_where_labels_do_not_switch():
     x = np.concatenate([np.linspace(-0.5, 0.5, 30), np.linspace(9.5, 10.5, 10)])
     with enable_x64():
-        component = nt.components.known_variance(1, prior_scale=10.0)
+        component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         fit = nt.mixtures.fit(
             jax.random.key(0),
             x,
@@ -576,7 +576,7 @@ def test_iris_empties_components_and_is_no_worse_than_scikit_learn(x64):
         max_iter=5000,
     ).fit(x)
     theirs = nt.mixtures.from_sklearn(jax.random.key(0), model, x, num_samples=0)
-    component = nt.components.gaussian(
+    component = nt.mixtures.components.gaussian(
         4,
         loc=model.mean_prior_,
         mean_precision=1.0,

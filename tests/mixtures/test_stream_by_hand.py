@@ -72,7 +72,7 @@ def assert_factors(factors, expected):
 
 @pytest.mark.parametrize("kind", ["of all data so far", "of a known number of data"])
 def test_each_batch_is_a_step_from_the_factors_before_it(kind, key, x64):
-    component = nt.components.known_variance(
+    component = nt.mixtures.components.known_variance(
         2, prior_loc=PRIOR_LOC, prior_scale=PRIOR_SCALE
     )
     options = {"num_components": 2, "alpha": ALPHA, "concentration": CONCENTRATION}
@@ -137,7 +137,7 @@ def test_each_batch_is_a_step_from_the_factors_before_it(kind, key, x64):
 
 
 def test_a_step_of_size_one_on_all_rows_of_all_chunks_is_an_iteration(key, x64):
-    component = nt.components.known_variance(
+    component = nt.mixtures.components.known_variance(
         2, prior_loc=PRIOR_LOC, prior_scale=PRIOR_SCALE
     )
     x = np.concatenate(BATCHES)

@@ -124,7 +124,7 @@ def test_a_path_goes_down_in_alpha_with_the_fits_of_each_power_as_starts_of_the_
         }, None
 
     monkeypatch.setattr(path, "fit_orders", fit_orders)
-    component = nt.components.known_variance(1)
+    component = nt.mixtures.components.known_variance(1)
     data = nt.mixtures.num_components_path(
         key,
         [[0.0]],

@@ -62,7 +62,7 @@ def mean_field():
 
     import numpyro_tempered as nt
 
-    return nt.families.MeanField(jnp.zeros(DIMENSION), jnp.ones(DIMENSION))
+    return nt.gaussian.families.MeanField(jnp.zeros(DIMENSION), jnp.ones(DIMENSION))
 
 
 def full_rank():
@@ -70,7 +70,9 @@ def full_rank():
 
     import numpyro_tempered as nt
 
-    return nt.families.FullRank(jnp.zeros(DIMENSION), 10.0 * jnp.eye(DIMENSION))
+    return nt.gaussian.families.FullRank(
+        jnp.zeros(DIMENSION), 10.0 * jnp.eye(DIMENSION)
+    )
 
 
 def batches(where):
@@ -300,7 +302,7 @@ def learn(where, path, killed_before=None, size=8, save_to=None):
     if save_to is not None and save_to.exists():
         state = nt.online.restore(save_to, like=state)
     seen = int(state.count + state.rejected)
-    rows = nt.tables.parquet_chunks(
+    rows = nt.online.parquet_chunks(
         path, "y", part=(jax.process_index(), jax.process_count())
     )
     batches = nt.online.global_batches(rows, size=size, skip=seen)

@@ -712,7 +712,7 @@ def test_arguments_are_checked():
         ValueError, match=r"learning_rate must be positive.*will do too"
     ):
         aggregate(one, learning_rate=0.0)
-    low = nt.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
+    low = nt.gaussian.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
     with pytest.raises(
         TypeError,
         match=r"^aggregate does not.*MeanField or FullRank.*ngvi works on all",

@@ -371,7 +371,7 @@ def chunks(num_rows):
     rng = np.random.default_rng(0)
     for _ in range(num_rows // 10_000):
         yield rng.normal(size=(10_000, d)), rng.normal(size=10_000)
-state = rule.init(nt.families.MeanField(jnp.zeros(d), jnp.ones(d)))
+state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d)))
 peaks = []
 for num_rows in (50_000, 1_000_000):
     after, _ = run_chunks(rule, nt.expectations.squared(), state, chunks(num_rows), keep="nothing")
@@ -423,7 +423,7 @@ def test_a_data_frame_is_a_stream():
         NGVI,
         SQUARED,
         NGVI.init(make_prior()),
-        nt.tables.frame_chunks(frame, "y", size=7),
+        nt.online.frame_chunks(frame, "y", size=7),
         size=8,
     )
     x = frame[["one", "count", "x"]].to_numpy()
@@ -432,7 +432,7 @@ def test_a_data_frame_is_a_stream():
     )
     assert_same((state, losses), expected)
     assert (int(state.count), int(state.rejected)) == (24, 1)
-    ((x, _),) = nt.tables.frame_chunks(frame, "y", features=["x", "one"])
+    ((x, _),) = nt.online.frame_chunks(frame, "y", features=["x", "one"])
     np.testing.assert_array_equal(x, frame[["x", "one"]])
 
 
@@ -440,7 +440,7 @@ def test_missing_values_of_nullable_columns_are_nan():
     frame = pd.DataFrame(
         {"x": pd.array([1, None], "Int64"), "y": pd.array([True, None], "boolean")}
     )
-    ((x, y),) = nt.tables.frame_chunks(frame, "y")
+    ((x, y),) = nt.online.frame_chunks(frame, "y")
     np.testing.assert_array_equal(x, [[1.0], [np.nan]])
     np.testing.assert_array_equal(y, [1.0, np.nan])
 
@@ -450,13 +450,13 @@ def test_tables_are_checked():
     with pytest.raises(
         ValueError, match=r"column 'x' holds .*, not numbers.*\.cat\.codes, or"
     ):
-        next(nt.tables.frame_chunks(frame, "y"))
+        next(nt.online.frame_chunks(frame, "y"))
     with pytest.raises(ValueError, match=r"^a table needs its.*\['z'\] are not among"):
-        next(nt.tables.frame_chunks(frame, "z"))
+        next(nt.online.frame_chunks(frame, "z"))
     with pytest.raises(
         ValueError, match=r"^a table needs its.*at least one feature.*are not among"
     ):
-        next(nt.tables.frame_chunks(frame[["y"]], "y"))
+        next(nt.online.frame_chunks(frame[["y"]], "y"))
 
 
 @pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
@@ -464,14 +464,14 @@ def test_a_parquet_file_is_a_stream(tmp_path):
     pytest.importorskip("pyarrow")
     frame, path = make_frame(), tmp_path / "data.parquet"
     frame.to_parquet(path, row_group_size=10, index=False)
-    chunks = list(nt.tables.parquet_chunks(path, "y", size=8))
+    chunks = list(nt.online.parquet_chunks(path, "y", size=8))
     assert [len(y) for _, y in chunks] == [8, 2, 8, 2, 5]
     ours = nt.online.run_chunks(NGVI, SQUARED, NGVI.init(make_prior()), chunks, size=8)
     theirs = nt.online.run_chunks(
         NGVI,
         SQUARED,
         NGVI.init(make_prior()),
-        nt.tables.frame_chunks(frame, "y"),
+        nt.online.frame_chunks(frame, "y"),
         size=8,
     )
     assert_same(ours, theirs)
@@ -481,15 +481,15 @@ def test_parts_of_a_parquet_file_are_its_row_groups(tmp_path):
     pytest.importorskip("pyarrow")
     frame, path = make_frame(), tmp_path / "data.parquet"
     frame.to_parquet(path, row_group_size=10, index=False)
-    parts = [list(nt.tables.parquet_chunks(path, "y", part=(k, 2))) for k in range(2)]
+    parts = [list(nt.online.parquet_chunks(path, "y", part=(k, 2))) for k in range(2)]
     assert [[len(y) for _, y in part] for part in parts] == [[10, 10], [5]]
     together = np.concatenate([x for part in parts for x, _ in part])
     np.testing.assert_array_equal(together, frame.drop(columns="y").to_numpy(float))
-    assert list(nt.tables.parquet_chunks(path, "y", part=(3, 4))) == []
+    assert list(nt.online.parquet_chunks(path, "y", part=(3, 4))) == []
     with pytest.raises(
         ValueError, match="the number of a part must be an integer from 0 to 1, got 2"
     ):
-        next(nt.tables.parquet_chunks(path, "y", part=(2, 2)))
+        next(nt.online.parquet_chunks(path, "y", part=(2, 2)))
 
 
 def test_batches_of_one_process_are_its_rows():
@@ -525,4 +525,4 @@ def test_parquet_names_its_extra(tmp_path, monkeypatch):
         ImportError,
         match=r"^reading Parquet.*numpyro_tempered\[parquet\].*give the chunks yourself",
     ):
-        next(nt.tables.parquet_chunks(tmp_path / "data.parquet", "y"))
+        next(nt.online.parquet_chunks(tmp_path / "data.parquet", "y"))

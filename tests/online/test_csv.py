@@ -42,7 +42,7 @@ def test_chunks_of_a_csv_file_are_those_of_pandas(write):
     frame.loc[7, "b"] = np.nan
     path = write(frame.assign(word="text").to_csv(index=False))
     chunks = list(
-        nt.tables.csv_chunks(path, outcome="c", features=["b", "a"], block_bytes=4096)
+        nt.online.csv_chunks(path, outcome="c", features=["b", "a"], block_bytes=4096)
     )
     assert len(chunks) > 3
     np.testing.assert_array_equal(
@@ -76,25 +76,25 @@ def test_chunks_of_a_csv_file_are_those_of_pandas(write):
 def test_other_forms_of_a_csv_file(write, text, options, block_bytes):
     options = {"block_bytes": block_bytes, **options}
     path = write(text, options.pop("name", "data.csv"))
-    chunks = list(nt.tables.csv_chunks(path, outcome="y", **options))
+    chunks = list(nt.online.csv_chunks(path, outcome="y", **options))
     np.testing.assert_array_equal(
         np.concatenate([x for x, _ in chunks]), [[1.0], [3.0]]
     )
     np.testing.assert_array_equal(np.concatenate([y for _, y in chunks]), [2.0, np.nan])
-    chunks = list(nt.tables.csv_chunks(path, **options))
+    chunks = list(nt.online.csv_chunks(path, **options))
     assert np.concatenate(chunks).shape == (2, 2)
 
 
 def test_names_of_another_encoding(write):
     path = write("größe,y,text\n1,2,é\n".encode("latin-1"))
-    ((x, y),) = nt.tables.csv_chunks(path, "y", features=["größe"], encoding="latin-1")
+    ((x, y),) = nt.online.csv_chunks(path, "y", features=["größe"], encoding="latin-1")
     assert (x.tolist(), y.tolist()) == ([[1.0]], [2.0])
     with pytest.raises(
         ValueError, match=r"data\.csv is not utf-8: pass its encoding, such as"
     ):
-        next(nt.tables.csv_chunks(path, "y", features=["größe"]))
+        next(nt.online.csv_chunks(path, "y", features=["größe"]))
     # Of columns that are not read only the name must be in the encoding.
-    ((x, y),) = nt.tables.csv_chunks(
+    ((x, y),) = nt.online.csv_chunks(
         write(b"x,y,text\n1,2,\xe9\n"), "y", features=["x"]
     )
     assert (x.tolist(), y.tolist()) == ([[1.0]], [2.0])
@@ -107,14 +107,14 @@ def test_true_and_false_are_1_and_0(write):
         + ["2.5,8"]
     )
     path = write("\n".join(["x,y", *lines]))
-    chunks = list(nt.tables.csv_chunks(path, "y", block_bytes=60))
+    chunks = list(nt.online.csv_chunks(path, "y", block_bytes=60))
     assert len(chunks) > 10
     x = np.concatenate([x[:, 0] for x, _ in chunks])
     np.testing.assert_array_equal(x, [0, np.nan, 1, 0, 1] * 40 + [0] * 40 + [2.5])
     with pytest.raises(
         ValueError, match=r"CSV column 'y': .* invalid value 'a'.*leave the column out"
     ):
-        list(nt.tables.csv_chunks(write("x,y\nTrue,1\nFalse,a\n"), "y"))
+        list(nt.online.csv_chunks(write("x,y\nTrue,1\nFalse,a\n"), "y"))
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
@@ -131,7 +131,7 @@ def test_values_with_line_breaks_are_of_one_row(write, end):
     path = write(stream.getvalue())
     for block_bytes in [1, 100, 777, 1 << 24]:
         chunks = list(
-            nt.tables.csv_chunks(
+            nt.online.csv_chunks(
                 path, outcome="y", features=["x"], block_bytes=block_bytes
             )
         )
@@ -182,7 +182,7 @@ def test_quotes_are_those_of_the_standard_library(write, seed):
             for row in csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
             if row
         ][1:]
-        chunks = nt.tables.csv_chunks(
+        chunks = nt.online.csv_chunks(
             write(content),
             "y",
             features=["x"],
@@ -204,12 +204,12 @@ def test_long_lines(write):
         + "\n"
         + (",".join("1.25" for _ in [*wide, "y"]) + "\n") * 3
     )
-    chunks = list(nt.tables.csv_chunks(write(text), "y", block_bytes=10))
+    chunks = list(nt.online.csv_chunks(write(text), "y", block_bytes=10))
     np.testing.assert_array_equal(
         np.concatenate([x for x, _ in chunks]), np.full((3, 3000), 1.25)
     )
     # Longer than what one thread parses.
-    ((x, _),) = nt.tables.csv_chunks(
+    ((x, _),) = nt.online.csv_chunks(
         write(f'x,y,t\n1,2,"{"a" * 3_000_000}"\n'), "y", features=["x"]
     )
     assert x.tolist() == [[1.0]]
@@ -289,7 +289,7 @@ def test_long_lines(write):
 def test_what_is_not_a_table_of_numbers(write, text, options, message, block_bytes):
     with pytest.raises(ValueError, match=message):
         list(
-            nt.tables.csv_chunks(
+            nt.online.csv_chunks(
                 write(text), outcome="y", block_bytes=block_bytes, **options
             )
         )
@@ -298,7 +298,7 @@ def test_what_is_not_a_table_of_numbers(write, text, options, message, block_byt
 def test_a_quote_that_is_not_closed_is_not_sought_to_the_end_of_memory(
     write, monkeypatch
 ):
-    monkeypatch.setattr(nt.tables, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(nt.online, "MAX_LINE_BYTES", 1000)
     for text in [
         'x,y\n1,"2\n' + "1,2\n" * 100_000,
         '"x,y\n' + "1,2\n" * 100_000,
@@ -307,7 +307,7 @@ def test_a_quote_that_is_not_closed_is_not_sought_to_the_end_of_memory(
         with pytest.raises(
             ValueError, match=r"^a line of.*does not end, close its quotes"
         ):
-            next(nt.tables.csv_chunks(write(text), "y", block_bytes=100))
+            next(nt.online.csv_chunks(write(text), "y", block_bytes=100))
 
 
 def test_csv_names_its_extra(tmp_path, monkeypatch):
@@ -316,4 +316,4 @@ def test_csv_names_its_extra(tmp_path, monkeypatch):
     with pytest.raises(
         ImportError, match=r"^reading CSV needs.*numpyro_tempered\[parquet\].*chunksize"
     ):
-        next(nt.tables.csv_chunks(tmp_path / "data.csv", "y"))
+        next(nt.online.csv_chunks(tmp_path / "data.csv", "y"))

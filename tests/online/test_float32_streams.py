@@ -16,7 +16,7 @@ NGVI = nt.online.ngvi(0.1)
 
 
 def prior(dtype):
-    return nt.families.MeanField(jnp.zeros(2, dtype), jnp.ones(2, dtype))
+    return nt.gaussian.families.MeanField(jnp.zeros(2, dtype), jnp.ones(2, dtype))
 
 
 def chunk(num_rounds, varied, dtype):
@@ -135,7 +135,9 @@ def check_low_rank(num_rounds, num_chunks, held):
     factor = np.concatenate(
         [np.sqrt(held) * plane, np.zeros((d, rank - 2))], axis=1
     ).astype(np.float32)
-    prior = nt.families.LowRank(np.zeros(d, np.float32), np.ones(d, np.float32), factor)
+    prior = nt.gaussian.families.LowRank(
+        np.zeros(d, np.float32), np.ones(d, np.float32), factor
+    )
     rule = nt.online.ngvi(0.5)
     state = rule.init(prior)
     for _ in range(num_chunks):
@@ -154,7 +156,7 @@ def check_low_rank(num_rounds, num_chunks, held):
         np.sqrt(scales) * ((loc - mean) @ directions), 0.0, atol=0.01
     )
     # What rules and predictions take from it: a rounding of the prior's variance is a tenth of these variances.
-    variance = nt.families.family_of(prior).predictor_variance(
+    variance = nt.gaussian.families.family_of(prior).predictor_variance(
         state.posterior, jnp.asarray(x[:50])
     )
     assert (

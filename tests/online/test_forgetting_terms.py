@@ -8,7 +8,7 @@ import pytest
 import numpyro_tempered as nt
 from numpyro_tempered.online import power, random_walk, to_prior
 
-Q = nt.families.MeanField(jnp.zeros(2), jnp.array([1.0, 3.0]))
+Q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.array([1.0, 3.0]))
 INFORMATION = "rounds, h the information in a datum"
 
 

@@ -14,10 +14,12 @@ ROOTS = np.array(
 )
 
 
-@pytest.mark.parametrize("family", [nt.families.FullRank, nt.families.MeanField])
+@pytest.mark.parametrize(
+    "family", [nt.gaussian.families.FullRank, nt.gaussian.families.MeanField]
+)
 def test_it_has_the_moments_of_the_mixture(family, x64):
     """An expert without weight may have overflown."""
-    is_full = family is nt.families.FullRank
+    is_full = family is nt.gaussian.families.FullRank
     roots = ROOTS if is_full else np.diagonal(ROOTS, axis1=1, axis2=2)
     weights = np.array([0.3, 0.7, 0.0])
     q = jax.jit(match)(weights, family(jnp.asarray(LOC), jnp.asarray(roots)))
@@ -35,7 +37,7 @@ def test_it_has_the_moments_of_the_mixture(family, x64):
 def test_points_have_no_spread(x64):
     q = jax.jit(match)(
         np.array([0.3, 0.7, 0.0]),
-        nt.families.FullRank(np.ones((3, 2)), np.zeros((3, 2, 2))),
+        nt.gaussian.families.FullRank(np.ones((3, 2)), np.zeros((3, 2, 2))),
     )
     np.testing.assert_array_equal(q[1], np.zeros((2, 2)))
 
@@ -45,7 +47,9 @@ def test_each_switch_costs_the_logarithms_of_the_experts_and_the_share():
     rule = nt.online.aggregate(
         nt.online.grid(nt.online.svb, step_size=[0.1, 0.5, 1.0]), share=0.01
     )
-    state = jax.jit(rule.init)(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+    state = jax.jit(rule.init)(
+        nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
+    )
     memory = state.memory._replace(rate=jnp.float32(2.0))
     state = state._replace(memory=memory, count=jnp.int32(11))
     for switches in (0, 1, 3):

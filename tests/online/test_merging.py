@@ -63,7 +63,7 @@ def test_two_conjugate_streams_merge_to_the_exact_posterior(x64, rule, family):
     q = merged.posterior
     np.testing.assert_allclose(q.loc, mean, rtol=1e-10)
     new = np.array([[1.0, -2.0, 0.5], [0.0, 1.0, 1.0]])
-    variance = nt.families.family_of(q).predictor_variance(q, jnp.asarray(new))
+    variance = nt.gaussian.families.family_of(q).predictor_variance(q, jnp.asarray(new))
     np.testing.assert_allclose(
         variance, np.sum(new @ covariance * new, axis=1), rtol=1e-10
     )

@@ -65,7 +65,7 @@ def variational_optimum(x, y, alpha, loc, scale, *, diagonal):
 
 
 def moments(q):
-    root = nt.families.family_of(q).root(q)
+    root = nt.gaussian.families.family_of(q).root(q)
     return np.asarray(q.loc), np.asarray(
         jnp.diag(root**2) if root.ndim == 1 else root @ root.T
     )
@@ -368,7 +368,9 @@ def test_the_record_of_a_round_is_its_elbo_and_how_far_it_moved(family, x64):
     # From the posterior on, nothing moves, and its divergence from the prior counts.
     second = _record(after, after, jax.tree.map(lambda leaf: leaf[None], change))
     assert float(second.move) < 1e-20
-    kl = nt.families.family_of(after.posterior).kl(after.posterior, server.prior)
+    kl = nt.gaussian.families.family_of(after.posterior).kl(
+        after.posterior, server.prior
+    )
     assert float(second.elbo) == pytest.approx(-9.0 - float(kl))
 
 
@@ -417,8 +419,8 @@ def test_losses_that_are_not_convex_keep_a_gaussian(x64):
         pvi, prior, split(x, y, [20, 10]), num_rounds=100, tolerance=1e-10
     )
     assert run.converged
-    f = nt.descent.objective(cauchy, prior, x, y)
-    batch = nt.descent.minimise(f, run.posterior, tolerance=1e-12)
+    f = nt.gaussian.descent.objective(cauchy, prior, x, y)
+    batch = nt.gaussian.descent.minimise(f, run.posterior, tolerance=1e-12)
     np.testing.assert_allclose(run.posterior.loc, batch.posterior.loc, rtol=1e-4)
     np.testing.assert_allclose(run.posterior.factor, batch.posterior.factor, rtol=1e-4)
 
@@ -434,8 +436,9 @@ def test_wide_priors_of_counts_start_narrow():
     run = nt.online.run_partitioned(
         pvi, prior, split(x, y, [20, 20]), num_rounds=40, tolerance=1e-7
     )
-    batch = nt.descent.minimise(
-        nt.descent.objective(nt.expectations.poisson(), prior, x, y), run.posterior
+    batch = nt.gaussian.descent.minimise(
+        nt.gaussian.descent.objective(nt.expectations.poisson(), prior, x, y),
+        run.posterior,
     )
     np.testing.assert_allclose(run.posterior.loc, batch.posterior.loc, atol=1e-3)
 
@@ -563,7 +566,7 @@ def test_what_does_not_fit_is_refused():
         nt.online.partitioned(LOGISTIC, damping=2.0)
     with pytest.raises(
         TypeError,
-        match=r"^partitioned takes.*nt.bare_loss\(rng_key, online, \*args\) makes one of it",
+        match=r"^partitioned takes.*online.bare_loss\(rng_key, \*args\) makes one of it",
     ):
         nt.online.partitioned(nt.expectations.gauss_hermite(predictor="eta"))
     with pytest.raises(
@@ -594,8 +597,8 @@ def test_cover_type_on_32_machines_is_within_a_standard_deviation_in_five_rounds
     x, y = cover_type(60_000)
     d = x.shape[1]
     prior = FullRank(jnp.zeros(d), jnp.eye(d))
-    batch = nt.descent.minimise(
-        nt.descent.objective(LOGISTIC, prior, x, y), prior, tolerance=1e-2
+    batch = nt.gaussian.descent.minimise(
+        nt.gaussian.descent.objective(LOGISTIC, prior, x, y), prior, tolerance=1e-2
     ).posterior
     root = np.asarray(batch.factor)
 

@@ -65,7 +65,7 @@ def test_each_rule_runs_as_by_itself(most, monkeypatch):
     x, y = rows(30)
     mask = np.arange(30) % 7 != 3
     with enable_x64():
-        prior = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        prior = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         states, losses = nt.online.run_grid(grid, HINGE, prior, x, y, mask=mask)
         for k in range(5):
             state, own = alone(grid, k, HINGE, prior, x, y, mask)
@@ -82,7 +82,7 @@ def test_each_rule_runs_as_by_itself(most, monkeypatch):
 
 
 def test_priors_and_full_covariances_in_a_sweep():
-    prior = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
+    prior = nt.gaussian.families.FullRank(jnp.zeros(2), jnp.eye(2))
     x, y = rows(12)
     grid = nt.online.grid(nt.online.ngvi, step_size=1.0, prior_scale=[0.5, 4.0])
     states, losses = nt.online.run_grid(grid, nt.expectations.squared(), prior, x, y)
@@ -102,7 +102,7 @@ def test_priors_and_full_covariances_in_a_sweep():
 
 
 def test_a_sweep_goes_on_from_its_states():
-    prior = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+    prior = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
     x, y = rows(40)
     whole, _ = nt.online.run_grid(GRID, HINGE, prior, x, y)
     half, _ = nt.online.run_grid(GRID, HINGE, prior, x[:20], y[:20])
@@ -114,7 +114,7 @@ def test_a_sweep_goes_on_from_its_states():
 
 
 def test_the_best_rule_of_a_sweep_is_watched():
-    prior = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+    prior = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
     grid = nt.online.grid(nt.online.ngvi, step_size=[0.5, 1.0])
     x, y = rows(40)
     x[3, 0] = np.nan
@@ -127,7 +127,7 @@ def test_the_best_rule_of_a_sweep_is_watched():
 
 
 def test_wrong_calls_of_a_sweep():
-    prior = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+    prior = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
     x, y = rows(10)
     with pytest.raises(TypeError, match=r"grid must be.*a Rule of length"):
         nt.online.run_grid(nt.online.ngvi(), HINGE, prior, x, y)
@@ -141,7 +141,7 @@ def test_wrong_calls_of_a_sweep():
 
 
 def low_rank():
-    return nt.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
+    return nt.gaussian.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
 
 
 @pytest.mark.full

@@ -149,7 +149,7 @@ def test_kl_is_as_convex_as_stated_and_no_more(x64, factor):
     )
     np.testing.assert_allclose(
         full_rank_kl(near, loc, factor),
-        jax.jit(nt.families.full_rank.kl)(
+        jax.jit(nt.gaussian.families.full_rank.kl)(
             FullRank(np.zeros(2), np.array([[1.0, 0.0], [0.2, 1.0]])), prior
         ),
         rtol=1e-10,

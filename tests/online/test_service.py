@@ -26,15 +26,17 @@ MEAN = np.array([0.5, -1.0, 0.2])
 
 
 def mean_field():
-    return nt.families.MeanField(jnp.zeros(3), jnp.ones(3))
+    return nt.gaussian.families.MeanField(jnp.zeros(3), jnp.ones(3))
 
 
 def full_rank():
-    return nt.families.FullRank(jnp.zeros(3), jnp.eye(3))
+    return nt.gaussian.families.FullRank(jnp.zeros(3), jnp.eye(3))
 
 
 def correlated():
-    return nt.families.FullRank(jnp.asarray(MEAN, float), jnp.asarray(ROOT, float))
+    return nt.gaussian.families.FullRank(
+        jnp.asarray(MEAN, float), jnp.asarray(ROOT, float)
+    )
 
 
 def equal(a, b):
@@ -86,7 +88,7 @@ COMBINATIONS = {
     "large": (
         nt.online.ngvi,
         nt.expectations.squared,
-        lambda: nt.families.FullRank(jnp.zeros(70), jnp.eye(70)),
+        lambda: nt.gaussian.families.FullRank(jnp.zeros(70), jnp.eye(70)),
     ),
 }
 
@@ -344,7 +346,7 @@ def test_arrays_that_the_loss_needs_as_integers_refuse_fractions():
 
 def test_one_row_and_a_batch_of_one_have_answers_of_their_own():
     rule = nt.online.rvga()
-    prior = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
+    prior = nt.gaussian.families.FullRank(jnp.zeros(2), jnp.eye(2))
     service = nt.online.Service(
         rule, nt.expectations.squared(), rule.init(prior), [0.0, 0.0], 1.0
     )
@@ -449,7 +451,10 @@ def test_threads_take_turns():
 
 @pytest.mark.parametrize(
     "make_q",
-    [correlated, lambda: nt.families.MeanField(jnp.ones(3), jnp.arange(1.0, 4.0))],
+    [
+        correlated,
+        lambda: nt.gaussian.families.MeanField(jnp.ones(3), jnp.arange(1.0, 4.0)),
+    ],
 )
 def test_predictors_have_their_mean_and_variance(make_q):
     q = make_q()
@@ -532,7 +537,7 @@ def test_experts_that_standardise_do_not_predict():
 
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 40.0])
 def test_probabilities_are_averages_of_the_likelihood(scale):
-    q = nt.families.MeanField(jnp.array([0.7]), jnp.array([scale]))
+    q = nt.gaussian.families.MeanField(jnp.array([0.7]), jnp.array([scale]))
 
     def expected(likelihood):
         if scale == 0.0:
@@ -558,7 +563,7 @@ def test_probabilities_are_averages_of_the_likelihood(scale):
 
 @pytest.mark.full
 def test_probabilities_of_several_classes():
-    q = nt.families.FullRank(jnp.arange(6.0) / 6, 0.8 * jnp.eye(6))
+    q = nt.gaussian.families.FullRank(jnp.arange(6.0) / 6, 0.8 * jnp.eye(6))
     found = nt.online.class_probabilities(
         nt.expectations.softmax(3), q, X[:2, :2], labels=(0, 1, 2)
     )

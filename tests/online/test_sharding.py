@@ -23,7 +23,9 @@ def test_sharded_streams_equal_streams_on_one_device(rule):
     x_key, y_key = jax.random.split(jax.random.key(7))
     x = jax.random.normal(x_key, (NUM_STREAMS, NUM_ROUNDS, DIMENSION))
     y = jnp.sign(jax.random.normal(y_key, (NUM_STREAMS, NUM_ROUNDS)))
-    start = rule.init(nt.families.MeanField(jnp.zeros(DIMENSION), jnp.ones(DIMENSION)))
+    start = rule.init(
+        nt.gaussian.families.MeanField(jnp.zeros(DIMENSION), jnp.ones(DIMENSION))
+    )
     states = jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (NUM_STREAMS, *leaf.shape)), start
     )
@@ -60,7 +62,7 @@ def test_machines_of_a_mesh_combine_their_changes():
         lambda u, y: jax.nn.softplus(-jnp.sign(y) * u)
     )
     pvi = nt.online.partitioned(logistic)
-    prior = nt.families.FullRank(jnp.zeros(DIMENSION), jnp.eye(DIMENSION))
+    prior = nt.gaussian.families.FullRank(jnp.zeros(DIMENSION), jnp.eye(DIMENSION))
     server = pvi.init(prior, 2)
     factors = jax.tree.map(
         lambda *leaves: jnp.stack(leaves), *(pvi.factor(server, k) for k in range(2))

@@ -28,7 +28,7 @@ class Runs:
 
 def state_of():
     rule = nt.online.rvga()
-    state = rule.init(nt.families.FullRank(jnp.zeros(3), jnp.eye(3)))
+    state = rule.init(nt.gaussian.families.FullRank(jnp.zeros(3), jnp.eye(3)))
     x, y = np.random.default_rng(0).normal(size=(20, 3)), np.ones(20)
     return {
         "state": nt.online.run(rule, nt.expectations.squared(), state, x, y)[0],

@@ -457,7 +457,7 @@ def final(path, num_rows):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(num_rows, 3)), rng.normal(size=num_rows)
     y[::7] = np.nan
-    state = rule.init(nt.families.MeanField(jnp.zeros(3), jnp.ones(3)))
+    state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(3), jnp.ones(3)))
     if os.path.exists(path):
         state = restore(path, like=state)
     skip = int(state.count + state.rejected)

@@ -78,7 +78,8 @@ def test_one_column_of_real_numbers_is_a_histogram_under_predictive_densities():
     x = np.array([-4.0, -3.5, 0.0, 4.0, np.nan, 4.2, 4.4, 5.0])
     loc, scale = np.array([[-3.0], [4.0], [9.0]]), np.array([[1.5], [0.5], [2.0]])
     fit = mixture(
-        nt.components.known_variance(1), NormalMean(loc, scale, np.ones((3, 1)))
+        nt.mixtures.components.known_variance(1),
+        NormalMean(loc, scale, np.ones((3, 1))),
     )
     _, axes = plt.subplots()
     ax = nt.plots.plot_mixture(fit, x, ax=axes)
@@ -101,7 +102,7 @@ def test_one_column_of_real_numbers_is_a_histogram_under_predictive_densities():
 
 def test_numbers_with_a_bound_have_no_density_below_the_data():
     shape, rate = np.array([[3.0], [5.0], [2.0]]), np.array([[1.0], [9.0], [7.0]])
-    fit = mixture(nt.components.exponential(1), GammaRate(shape, rate))
+    fit = mixture(nt.mixtures.components.exponential(1), GammaRate(shape, rate))
     ax = nt.plots.plot_mixture(fit, np.array([0.5, 2.5, 3.25]))
     # A rate that is gamma distributed makes the Lomax distribution.
     grid = check_curves(
@@ -116,7 +117,7 @@ def test_numbers_with_a_bound_have_no_density_below_the_data():
 
 def test_counts_have_masses_at_whole_numbers():
     shape, rate = np.array([[3.0], [5.0], [2.0]]), np.array([[1.0], [0.5], [7.0]])
-    fit = mixture(nt.components.poisson(1), GammaRate(shape, rate))
+    fit = mixture(nt.mixtures.components.poisson(1), GammaRate(shape, rate))
     ax = nt.plots.plot_mixture(fit, np.array([2.0, 2.0, 5.0, 3.0]))
     grid = check_curves(
         ax,
@@ -144,7 +145,8 @@ SCALE = np.array([[1.0, 0.2], [0.5, 0.5], [1.0, 1.0]])
 @pytest.fixture(scope="module")
 def plane():
     return mixture(
-        nt.components.known_variance(2), NormalMean(LOC, SCALE, np.ones((3, 2)))
+        nt.mixtures.components.known_variance(2),
+        NormalMean(LOC, SCALE, np.ones((3, 2))),
     )
 
 

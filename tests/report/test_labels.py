@@ -130,8 +130,11 @@ class Moments(NamedTuple):
 
 OWN = {
     "moments": lambda x: (Moments(x.to_numpy().mean(axis=0)), x),
-    "mixture": lambda x: (mixture(x, nt.components.known_variance(2)), x),
-    "mixture of matrices": lambda x: (mixture(x, nt.components.gaussian(2)), x),
+    "mixture": lambda x: (mixture(x, nt.mixtures.components.known_variance(2)), x),
+    "mixture of matrices": lambda x: (
+        mixture(x, nt.mixtures.components.gaussian(2)),
+        x,
+    ),
     "pca": lambda x: (nt.ppca.fit(KEY, x, num_factors=1), x),
     "sparse": lambda x: (
         nt.sparse.fit_linear(KEY, x, x["age"], inclusion_prob=0.5, slab_scale=1.0),

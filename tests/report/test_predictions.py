@@ -114,7 +114,7 @@ def test_a_regression_predicts_in_the_units_of_its_rows():
 
 def test_mixtures_and_pca_predict_new_rows():
     rows = np.outer(RNG.normal(size=60), [2.0, -1.0]) + 0.5 * RNG.normal(size=(60, 2))
-    component = nt.components.gaussian(2)
+    component = nt.mixtures.components.gaussian(2)
     # Rows of one draw share its parameters, so their mean varies by 1/50 + 1/60 of a row's variance, not by 1/50
     # alone; q of PCA takes the location given the scores, whose part of the variance it leaves out.
     fits = (

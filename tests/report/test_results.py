@@ -29,7 +29,7 @@ CLASSES = (Y > 0).astype(float)
 ROWS = X + np.where(np.arange(N) < 10, -4.0, 4.0)[:, None]
 HOLES = np.where(np.arange(N)[:, None] % 5 == [0, 7], np.nan, ROWS)
 SLAB = {"inclusion_prob": 0.3, "slab_scale": 1.0}
-COMPONENT = nt.components.known_variance(2, prior_scale=10.0)
+COMPONENT = nt.mixtures.components.known_variance(2, prior_scale=10.0)
 
 
 def model(x, y=None):
@@ -40,7 +40,7 @@ def model(x, y=None):
 
 
 def sparse_model(x, y=None):
-    prior = nt.distributions.SpikeAndSlab(0.3, 0.0, 1.0)
+    prior = nt.sparse.SpikeAndSlab(0.3, 0.0, 1.0)
     theta = numpyro.sample("theta", prior.expand([2]).to_event(1))
     with numpyro.plate("n", len(x)):
         numpyro.sample("y", dist.Normal(x @ theta, 0.5), obs=y)
@@ -85,15 +85,18 @@ def linear(y):
 
 
 def descent():
-    prior = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
-    return nt.descent.minimise(
-        nt.descent.objective(nt.expectations.squared(), prior, X, Y, alpha=ALPHA), prior
+    prior = nt.gaussian.families.FullRank(jnp.zeros(2), jnp.eye(2))
+    return nt.gaussian.descent.minimise(
+        nt.gaussian.descent.objective(
+            nt.expectations.squared(), prior, X, Y, alpha=ALPHA
+        ),
+        prior,
     )
 
 
 def rounds():
     pvi = nt.online.partitioned(nt.expectations.squared(), damping=1.0)
-    prior = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
+    prior = nt.gaussian.families.FullRank(jnp.zeros(2), jnp.eye(2))
     return nt.online.run_partitioned(pvi, prior, [(X, Y)])
 
 
@@ -174,7 +177,7 @@ CASES = {
         converged=lambda fit: fit.convergence.converged,
     ),
     "TemperedFit, round_and_refit": Case(
-        lambda: nt.round_and_refit(
+        lambda: nt.sparse.round_and_refit(
             KEY, svi(sparse_model, nt.guides.AutoSpikeAndSlab), num_steps=50
         ),
         log_lik=of_normal,
@@ -605,7 +608,7 @@ def test_data_that_cannot_be_compared_give_a_warning():
     counts = nt.mixtures.fit(
         KEY,
         np.arange(20) % 4,
-        nt.components.poisson(1),
+        nt.mixtures.components.poisson(1),
         num_components=1,
         alpha=ALPHA,
         num_restarts=1,

@@ -839,7 +839,7 @@ def test_too_few_draws_and_unknown_dims():
 )
 def test_fits_that_have_not_converged_are_named(guide):
     with pytest.warns(
-        nt.ConvergenceWarning,
+        nt.warnings.ConvergenceWarning,
         match=r"at alpha = 0, 0.5, 1 have not converged \(2 steps, too few",
     ):
         temper_path(KEY, model, guide, Y, **BRIEF)

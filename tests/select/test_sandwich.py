@@ -111,7 +111,7 @@ def unfitted(model, *args, alpha=1.0, guide=AutoNormal):
     instance = guide(tempered)
     svi = SVI(tempered, tempered.guide(instance), Adam(0.1), Trace_ELBO())
     params = svi.get_params(svi.init(KEY, *args))
-    return nt.TemperedFit(
+    return nt.results.TemperedFit(
         tempered, instance, params, alpha, None, None, {}, args, {}, KEY
     )
 

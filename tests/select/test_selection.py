@@ -343,10 +343,10 @@ class Known(NamedTuple):
     alpha = ALPHA
     converged = True
 
-    elbo = nt.TemperedELBO(-3.0, 0.0, -4.0, 1.0)
+    elbo = nt.results.TemperedELBO(-3.0, 0.0, -4.0, 1.0)
 
     def summarise_data(self):
-        return nt.DataSummary(numbers=self.numbers)
+        return nt.results.DataSummary(numbers=self.numbers)
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_improper_priors_are_found(name):
     assert improper_sites(trace) == (() if name == "proper" else ("theta",))
 
 
-EARLY = nt.Convergence(False, 2.0, 2.0, 0.0, 2.0, 0.05, 100)
+EARLY = nt.results.Convergence(False, 2.0, 2.0, 0.0, 2.0, 0.05, 100)
 
 
 def test_improper_priors_and_early_ends_are_refused(fits):

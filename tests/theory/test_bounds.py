@@ -9,12 +9,13 @@ import pytest
 from conftest import tiered
 
 import numpyro_tempered as nt
-from numpyro_tempered import bounds, hindsight
+from numpyro_tempered import bounds
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.online import Ball, Box
 from numpyro_tempered.online import rates as schedules
 from numpyro_tempered.online.stream import step
 from numpyro_tempered.online.streams.average import average, with_average
+from numpyro_tempered.theory import hindsight
 
 HINGE = nt.expectations.hinge()
 LOGISTIC = nt.expectations.logistic()
@@ -170,7 +171,7 @@ def test_theorem_2_holds_in_a_ball(x64):
         for loc in centres:
             q = MeanField(jnp.asarray(loc), jnp.full(d, 0.3))
             comparator = np.cumsum(expected_losses(HINGE, q, x[s], labels[s]))
-            kl = float(nt.families.mean_field.kl(q, prior))
+            kl = float(nt.gaussian.families.mean_field.kl(q, prior))
             right = bounds.sva(
                 rounds, step_size=rate, kl=kl, comparator=comparator, **constants
             )
@@ -222,7 +223,7 @@ def test_theorems_2_and_3_hold_for_location_scale_families(
         else:
             q = MeanField(jnp.asarray(best.theta), jnp.full(d, 0.3))
             comparator = np.cumsum(expected_losses(heavy, q, x[s], labels[s]))
-            kl = float(nt.families.mean_field.kl(q, prior))
+            kl = float(nt.gaussian.families.mean_field.kl(q, prior))
             right = bounds.sva(
                 rounds, step_size=rate, kl=kl, comparator=comparator, **constants
             )
@@ -288,10 +289,10 @@ def test_sva_keeps_theorem_2_at_every_round(
     scale = jnp.array([0.5, 0.8])
     if family == "mean field":
         prior = MeanField(jnp.full(d, 0.5), scale)
-        kl = nt.families.mean_field.kl
+        kl = nt.gaussian.families.mean_field.kl
     else:
         prior = FullRank(jnp.full(d, 0.5), jnp.diag(scale).at[1, 0].set(0.3))
-        kl = nt.families.full_rank.kl
+        kl = nt.gaussian.families.full_rank.kl
     constants = {
         "lipschitz": nt.bounds.lipschitz(x.reshape(-1, d)),
         "strong_convexity": nt.bounds.strong_convexity(prior),

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
-from numpyro_tempered import hindsight
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.online import Ball, Box
+from numpyro_tempered.theory import hindsight
 from numpyro_tempered.theory.hindsight.gaussian import _gaussian_at, _limits
 
 HINGE = nt.expectations.hinge()

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import numpyro_tempered as nt
-from numpyro_tempered import bounds, hindsight
+from numpyro_tempered import bounds
 from numpyro_tempered.gaussian.families import MeanField
 from numpyro_tempered.online import Box, Losses
 from numpyro_tempered.online import rates as schedules
 from numpyro_tempered.online.streams.average import average, with_average
 from numpyro_tempered.report.arviz import assemble, dataset, group, group_names
-from numpyro_tempered.theory.ledger import MAX_ROUNDS, _paired, regret_ledger
+from numpyro_tempered.theory import hindsight
+from numpyro_tempered.theory.bounds.ledger import MAX_ROUNDS, _paired, regret_ledger
 
 matplotlib.use("agg")
 HINGE = nt.expectations.hinge()

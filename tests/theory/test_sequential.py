@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import numpyro_tempered as nt
-from numpyro_tempered import bounds, hindsight
+from numpyro_tempered import bounds
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
+from numpyro_tempered.theory import hindsight
 
 HINGE = nt.expectations.hinge()
 LOGISTIC = nt.expectations.logistic()

@@ -32,3 +32,4 @@ __all__ = [
     "stationarity",
     "wasserstein",
 ]
+__dir__ = __all__.copy

@@ -105,7 +105,7 @@ def stationarity(q: Gaussian, derivatives: Derivatives) -> Array:
     correlate.
 
     Args:
-        q: A :class:`~numpyro_tempered.families.MeanField` or :class:`~numpyro_tempered.families.FullRank`.
+        q: A :class:`.MeanField` or :class:`.FullRank`.
         derivatives: Those of f at q.
 
     Returns:
@@ -114,9 +114,9 @@ def stationarity(q: Gaussian, derivatives: Derivatives) -> Array:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(1), jnp.ones(1))
-        >>> f = nt.descent.Derivatives(jnp.array(0.0), jnp.array([0.1]), jnp.array([1.0]))
-        >>> print(f"{nt.descent.stationarity(q, f):.3f}")
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1))
+        >>> f = nt.gaussian.descent.Derivatives(jnp.array(0.0), jnp.array([0.1]), jnp.array([1.0]))
+        >>> print(f"{nt.gaussian.descent.stationarity(q, f):.3f}")
         0.005
     """
     grad, hessian = whitened(q, derivatives)
@@ -145,7 +145,7 @@ def gap_bound(q: Gaussian, derivatives: Derivatives, precision: ArrayLike) -> Ar
     link, for instance. It is as exact as ``derivatives``.
 
     Args:
-        q: A :class:`~numpyro_tempered.families.MeanField` or :class:`~numpyro_tempered.families.FullRank`.
+        q: A :class:`.MeanField` or :class:`.FullRank`.
         derivatives: Those of f at q.
         precision: A, positive: a scalar, or a diagonal ``(d,)``, or for a full-rank q a matrix ``(d, d)``.
 
@@ -161,9 +161,9 @@ def gap_bound(q: Gaussian, derivatives: Derivatives, precision: ArrayLike) -> Ar
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(1), jnp.ones(1))
-        >>> f = nt.descent.Derivatives(jnp.array(0.0), jnp.array([0.1]), jnp.array([2.0]))
-        >>> print(f"{nt.descent.gap_bound(q, f, 2.0):.4f}")  # the gap is 0.1591
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1))
+        >>> f = nt.gaussian.descent.Derivatives(jnp.array(0.0), jnp.array([0.1]), jnp.array([2.0]))
+        >>> print(f"{nt.gaussian.descent.gap_bound(q, f, 2.0):.4f}")  # the gap is 0.1591
         0.2525
     """
     a = jnp.asarray(precision, q.loc.dtype)

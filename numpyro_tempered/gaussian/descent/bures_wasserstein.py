@@ -29,7 +29,7 @@ def wasserstein(q: Gaussian, p: Gaussian) -> Array:
               - 2\, \mathrm{tr}\big(V_q^{1/2} V_p V_q^{1/2}\big)^{1/2}
 
     Args:
-        q: A :class:`~numpyro_tempered.families.MeanField` or :class:`~numpyro_tempered.families.FullRank`.
+        q: A :class:`.MeanField` or :class:`.FullRank`.
         p: Another of the same kind.
 
     Returns:
@@ -41,9 +41,9 @@ def wasserstein(q: Gaussian, p: Gaussian) -> Array:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
-        >>> p = nt.families.MeanField(jnp.array([3.0, 0.0]), jnp.array([1.0, 5.0]))
-        >>> float(nt.descent.wasserstein(q, p))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> p = nt.gaussian.families.MeanField(jnp.array([3.0, 0.0]), jnp.array([1.0, 5.0]))
+        >>> float(nt.gaussian.descent.wasserstein(q, p))
         5.0
     """
     if (
@@ -76,8 +76,8 @@ def flow(derivatives: Callable[[Q], Derivatives], init: Q, times: ArrayLike) -> 
 
     Args:
         derivatives: ``q -> Derivatives`` of f, such as an :class:`Objective`.
-        init: q_0, a :class:`~numpyro_tempered.families.MeanField` or
-            :class:`~numpyro_tempered.families.FullRank`.
+        init: q_0, a :class:`.MeanField` or
+            :class:`.FullRank`.
         times: Increasing times, shape ``(T,)``; the first is that of ``init``.
 
     Returns:
@@ -95,9 +95,9 @@ def flow(derivatives: Callable[[Q], Derivatives], init: Q, times: ArrayLike) -> 
         >>> import numpyro_tempered as nt
         >>> def standard_normal(q):  # f(θ) = θ² / 2
         ...     value = 0.5 * jnp.sum(q.loc**2 + q.scale**2)
-        ...     return nt.descent.Derivatives(value, q.loc, jnp.ones_like(q.loc))
-        >>> start = nt.families.MeanField(jnp.array([4.0]), jnp.array([1.0]))
-        >>> path = nt.descent.flow(standard_normal, start, jnp.array([0.0, 1.0]))
+        ...     return nt.gaussian.descent.Derivatives(value, q.loc, jnp.ones_like(q.loc))
+        >>> start = nt.gaussian.families.MeanField(jnp.array([4.0]), jnp.array([1.0]))
+        >>> path = nt.gaussian.descent.flow(standard_normal, start, jnp.array([0.0, 1.0]))
         >>> print(f"{path.loc[1, 0]:.4f}")  # 4 exp(-1)
         1.4715
     """
@@ -161,7 +161,7 @@ def forward_backward(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.descent.forward_backward(whiten=False).name
+        >>> nt.gaussian.descent.forward_backward(whiten=False).name
         'forward_backward'
     """
     if step_size is not None:

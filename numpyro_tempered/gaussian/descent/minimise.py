@@ -59,7 +59,7 @@ class Result(NamedTuple):
 
     Attributes:
         posterior: The last accepted q: finite and positive definite whatever happened. Of
-            :func:`minimise_mixture` a :class:`~numpyro_tempered.families.GaussianMixture`.
+            :func:`minimise_mixture` a :class:`.GaussianMixture`.
         derivatives: Those of f at it.
         elbo: Its ELBO, in nats; with an objective that draws an estimate by the fixed draws, and no bound.
         stationarity: How far it is from stationary, in nats: an estimate of the KL gap.
@@ -158,8 +158,8 @@ def minimise(
 
     Args:
         objective: From :func:`objective`, or any function of q wrapped in :class:`Objective`.
-        init: The first q, a :class:`~numpyro_tempered.families.MeanField` or
-            :class:`~numpyro_tempered.families.FullRank`, which decides the family.
+        init: The first q, a :class:`.MeanField` or
+            :class:`.FullRank`, which decides the family.
         method: :func:`natural_gradient` (the default) or :func:`forward_backward`.
         tolerance: On the stationarity, in nats.
         max_evaluations: Of the derivatives, at least 1.
@@ -177,11 +177,11 @@ def minimise(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> prior = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> prior = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> x, y = jnp.array([[1.0, 0.5], [0.2, -1.0], [1.0, 1.0]]), jnp.array([1.0, -1.0, 1.0])
         >>> logistic = nt.expectations.logistic()
-        >>> f = nt.descent.objective(logistic, prior, x, y, alpha=0.5)
-        >>> result = nt.descent.minimise(f, prior)
+        >>> f = nt.gaussian.descent.objective(logistic, prior, x, y, alpha=0.5)
+        >>> result = nt.gaussian.descent.minimise(f, prior)
         >>> bool(result.converged), int(result.num_evaluations) < 30
         (True, True)
     """

@@ -88,7 +88,7 @@ def minimise_mixture(
         max_evaluations: Of the free energy.
 
     Returns:
-        A :class:`Result`. ``posterior`` is a :class:`~numpyro_tempered.families.GaussianMixture`; ``derivatives``
+        A :class:`Result`. ``posterior`` is a :class:`.GaussianMixture`; ``derivatives``
         are those of f_k for each component, in coordinates in which it is standard.
 
     Raises:
@@ -105,10 +105,10 @@ def minimise_mixture(
         >>> def potential(theta, _):  # three tenths at -2, seven at 2
         ...     modes = jnp.array([-2.0, 2.0])
         ...     return -jax.nn.logsumexp(-2.0 * (theta - modes) ** 2, b=jnp.array([0.3, 0.7]))
-        >>> init = nt.families.GaussianMixture(
+        >>> init = nt.gaussian.families.GaussianMixture(
         ...     jnp.log(jnp.array([0.5, 0.5])), jnp.array([[-1.0], [1.0]]), jnp.ones((2, 1))
         ... )
-        >>> result = nt.descent.minimise_mixture(potential, init, normal_nodes(0, 64, 1))
+        >>> result = nt.gaussian.descent.minimise_mixture(potential, init, normal_nodes(0, 64, 1))
         >>> print(" ".join(f"{weight:.2f}" for weight in jnp.exp(result.posterior.logits)))
         0.30 0.70
     """

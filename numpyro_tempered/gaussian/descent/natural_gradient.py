@@ -58,7 +58,7 @@ def natural_gradient(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.descent.natural_gradient(damping=1.0).name
+        >>> nt.gaussian.descent.natural_gradient(damping=1.0).name
         'natural_gradient'
     """
     check_number(damping, "damping", "(0, 1]")

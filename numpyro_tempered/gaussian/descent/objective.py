@@ -136,9 +136,9 @@ def objective(
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> prior = nt.families.MeanField(jnp.zeros(1), jnp.ones(1))
+        >>> prior = nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1))
         >>> x, y = jnp.ones((3, 1)), jnp.array([1.0, 2.0, 3.0])
-        >>> f = nt.descent.objective(nt.expectations.squared(), prior, x, y, alpha=0.5)
+        >>> f = nt.gaussian.descent.objective(nt.expectations.squared(), prior, x, y, alpha=0.5)
         >>> float(f(prior).hessian[0])  # 1 + 0.5 * 2 * 3: squared() is (x θ - y)²
         4.0
     """

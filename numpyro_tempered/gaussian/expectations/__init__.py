@@ -31,3 +31,4 @@ __all__ = [
     "softmax",
     "squared",
 ]
+__dir__ = __all__.copy

@@ -22,7 +22,7 @@ class Evaluation(NamedTuple):
         grad_loc: Gradient of the (tempered) E_q[loss] in the means, shape ``(d,)``.
         grad_var: Its gradient in the covariance, E[∇²l]/2, or half the expected squared gradient where the
             rule takes Fisher curvature. For a mean-field q the diagonal, shape ``(d,)``; for the others
-            :class:`~numpyro_tempered.families.Rows`, or for FullRank an array ``(d, d)``.
+            :class:`.Rows`, or for FullRank an array ``(d, d)``.
         tempered: The tempered E_q[loss], or None where it is ``expected``.
     """
 

@@ -72,7 +72,7 @@ def gauss_hermite(
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> cauchy = nt.expectations.gauss_hermite(lambda u, y: jnp.log1p(jnp.square(y - u)))
-        >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> value = jax.jit(cauchy.evaluate)(q, jnp.array([3.0, 4.0]), 1.0)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         0.693 2.435

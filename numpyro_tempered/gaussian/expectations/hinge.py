@@ -32,7 +32,7 @@ def hinge() -> base.Expectation:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> value = nt.expectations.hinge().evaluate(q, jnp.array([3.0, 4.0]), 1.0)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         1.000 2.534

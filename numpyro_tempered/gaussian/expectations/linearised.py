@@ -45,7 +45,7 @@ def linearised(
         >>> def network(theta, x):  # two hidden units
         ...     return jnp.sum(theta[:2] * jnp.tanh(theta[2:4] * x[0] + theta[4:]))
         >>> loss = nt.expectations.linearised(network, nt.expectations.squared())
-        >>> q = nt.families.MeanField(jnp.ones(6), jnp.full(6, 0.1))
+        >>> q = nt.gaussian.families.MeanField(jnp.ones(6), jnp.full(6, 0.1))
         >>> value = jax.jit(loss.evaluate)(q, jnp.ones(1), 1.0)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         0.861 0.880

@@ -70,7 +70,7 @@ def location_scale(
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> heavy = nt.expectations.location_scale(nt.expectations.hinge(), "student_t", df=4.0)
-        >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> value = jax.jit(heavy.evaluate)(q, jnp.array([3.0, 4.0]), 1.0)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         1.000 2.320

@@ -43,7 +43,7 @@ def monte_carlo(
        positive semidefinite for a loss convex in u;
     2. Fisher curvature, where the rule asks for it (``ngvi(curvature="fisher")``): Σ_i ∇l_i ∇l_iᵀ;
     3. the exact Hessian (for a mean-field q its diagonal), by Jacobian-vector products in chunks that fit the
-       memory budget, up to d = 1000; not for a :class:`~numpyro_tempered.families.LowRank` q, whose curvature
+       memory budget, up to d = 1000; not for a :class:`.LowRank` q, whose curvature
        comes by rows.
 
     Where a closed form or :func:`gauss_hermite` applies, prefer it.
@@ -72,7 +72,7 @@ def monte_carlo(
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> cubic = nt.expectations.monte_carlo(lambda theta, x: jnp.sum(theta**3) * x)
-        >>> q = nt.families.MeanField(jnp.ones(2), jnp.zeros(2))
+        >>> q = nt.gaussian.families.MeanField(jnp.ones(2), jnp.zeros(2))
         >>> value = jax.jit(cubic.evaluate)(q, 1.0, rng_key=jax.random.key(0))
         >>> value.grad_var
         Array([3., 3.], dtype=float32)

@@ -157,7 +157,7 @@ def predictor_monte_carlo(
         >>> loss = nt.expectations.predictor_monte_carlo(
         ...     lambda u, y: jax.nn.logsumexp(u) - y * u[0], num_outputs=6
         ... )
-        >>> q = nt.families.MeanField(jnp.zeros(12), jnp.zeros(12))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(12), jnp.zeros(12))
         >>> value = jax.jit(loss.evaluate)(q, jnp.ones(2), 1.0, rng_key=jax.random.key(0))
         >>> print(f"{value.expected:.3f}")
         1.792

@@ -37,7 +37,7 @@ def absolute() -> Expectation:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> value = nt.expectations.absolute().evaluate(q, jnp.array([3.0, 4.0]), 1.0)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         1.000 4.069
@@ -93,7 +93,7 @@ def pinball(level: float) -> Expectation:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> value = nt.expectations.pinball(0.9).evaluate(q, jnp.array([3.0, 4.0]), 1.0)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         0.900 2.434

@@ -33,7 +33,7 @@ def poisson() -> Expectation:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(2), jnp.full(2, 0.2))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.full(2, 0.2))
         >>> value = nt.expectations.poisson().evaluate(q, jnp.array([3.0, 4.0]), 2.0)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         1.693 2.342

@@ -53,7 +53,7 @@ def probit(num_nodes: int = 40) -> base.Expectation:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> value = jax.jit(nt.expectations.probit().evaluate)(q, jnp.array([3.0, 4.0]), 1.0)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         0.693 7.363

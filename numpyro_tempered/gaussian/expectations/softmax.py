@@ -45,7 +45,7 @@ def softmax(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(6), jnp.ones(6))  # 3 classes, 2 features
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(6), jnp.ones(6))  # 3 classes, 2 features
         >>> value = jax.jit(nt.expectations.softmax(3).evaluate)(q, jnp.array([0.6, 0.8]), 2)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         1.099 1.390

@@ -33,7 +33,7 @@ def squared(noise_scale: float | None = None) -> Expectation:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> q = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> value = nt.expectations.squared().evaluate(q, jnp.array([3.0, 4.0]), 1.0)
         >>> float(value.at_mean), float(value.expected)
         (1.0, 26.0)

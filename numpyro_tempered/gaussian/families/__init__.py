@@ -25,3 +25,4 @@ __all__ = [
     "family_of",
     "register",
 ]
+__dir__ = __all__.copy

@@ -252,8 +252,9 @@ def register(kind: type[tuple], family: Family) -> None:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> family = nt.families.family_of(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
-        >>> nt.families.register(nt.families.MeanField, family)  # as the module of each family does
+        >>> families = nt.gaussian.families
+        >>> family = families.family_of(families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> families.register(families.MeanField, family)  # as the module of each family does
     """
     if not isinstance(kind, type) or getattr(kind, "_fields", ("",))[0] != "loc":
         raise TypeError(

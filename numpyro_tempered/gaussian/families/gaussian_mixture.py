@@ -28,7 +28,7 @@ class GaussianMixture(NamedTuple):
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> logits, loc = jnp.log(jnp.array([0.5, 0.5])), jnp.array([[-1.0], [1.0]])
-        >>> q = nt.families.GaussianMixture(logits, loc, jnp.ones((2, 1)))
+        >>> q = nt.gaussian.families.GaussianMixture(logits, loc, jnp.ones((2, 1)))
         >>> print(q.mean(), q.covariance())
         [0.] [[2.]]
     """

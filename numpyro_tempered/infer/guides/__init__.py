@@ -34,3 +34,4 @@ __all__ = [
     "init_by_fan_in",
     "start_relu_network",
 ]
+__dir__ = __all__.copy

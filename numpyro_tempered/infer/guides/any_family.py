@@ -22,7 +22,7 @@ class AutoOnlineGuide(StartsAtPrior):
     r"""Base of a guide for a Gaussian family of your own, that starts at q = prior.
 
     A subclass says by ``start_at`` which Gaussian of the family has the prior's means and standard deviations;
-    :func:`~numpyro_tempered.families.register` makes the family known. Parameters are ``{prefix}_{field}`` for
+    :func:`.register` makes the family known. Parameters are ``{prefix}_{field}`` for
     each field of the family.
 
     Args:
@@ -43,7 +43,7 @@ class AutoOnlineGuide(StartsAtPrior):
         >>> import numpyro_tempered as nt
         >>> class AutoOnlineNormal(nt.guides.AutoOnlineGuide):
         ...     def start_at(self, loc, scale, moments):
-        ...         return nt.families.MeanField(loc, scale)
+        ...         return nt.gaussian.families.MeanField(loc, scale)
         >>> def model(y=None):
         ...     theta = numpyro.sample("theta", dist.Normal(1.0, 2.0))
         ...     numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)

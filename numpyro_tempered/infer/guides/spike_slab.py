@@ -23,7 +23,7 @@ from numpyro_tempered.infer.distributions import SpikeAndSlab
 
 
 class AutoSpikeAndSlab(AutoNormal):
-    r"""Mean-field guide for models with :class:`~numpyro_tempered.distributions.SpikeAndSlab` priors.
+    r"""Mean-field guide for models with :class:`~numpyro_tempered.sparse.SpikeAndSlab` priors.
 
     A site with such a prior, perhaps expanded, ``to_event`` or in plates, gets independent factors
     φ N(m, σ²) + (1 - φ) δ_0; all others get Normals on the unconstrained scale, as in NumPyro's ``AutoNormal``.
@@ -35,7 +35,7 @@ class AutoSpikeAndSlab(AutoNormal):
       may exceed the log evidence and must not be compared between models;
     - the *ELBO*, with exact gates, of :meth:`hard`. It is what ``fit_svi`` evaluates as ``elbo``, and the guide
       that it returns is that one;
-    - the ELBO of :func:`numpyro_tempered.round_and_refit`, whose gates are 0 or 1. It is by far the
+    - the ELBO of :func:`numpyro_tempered.sparse.round_and_refit`, whose gates are 0 or 1. It is by far the
       greatest where a gate of .98 that drops breaks the fit, as in networks.
 
     With stock ``SVI`` the loss must be ``TraceMeanField_ELBO()``: others need the density of the relaxed draws
@@ -65,7 +65,7 @@ class AutoSpikeAndSlab(AutoNormal):
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
         >>> import numpyro_tempered as nt
         >>> def model(x, y):
-        ...     prior = nt.distributions.SpikeAndSlab(0.25, 0.0, 2.0)
+        ...     prior = nt.sparse.SpikeAndSlab(0.25, 0.0, 2.0)
         ...     w = numpyro.sample("w", prior.expand([x.shape[1]]).to_event(1))
         ...     with numpyro.plate("n", len(y)):
         ...         numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)

@@ -60,8 +60,9 @@ def from_sklearn(
 
     The factors are those of the model. F and E1 are bounds at any factors, and are evaluated at these:
 
-    - full covariances: those of ``nt.components.gaussian``, and a fixed point of its ascent if ``reg_covar`` is
-      0. With another ``reg_covar`` the factors are a little wider than the best ones, and F is lower.
+    - full covariances: those of ``nt.mixtures.components.gaussian``, and a fixed point of its ascent if
+      ``reg_covar`` is 0. With another ``reg_covar`` the factors are a little wider than the best ones, and F is
+      lower.
     - diag, spherical: those of ``diagonal_gaussian`` and ``spherical_gaussian``, precisions Gamma with
       concentration df / 2 or d df / 2. Where d > 1, scikit-learn's responsibilities use the expected log
       determinant of a full Wishart matrix, which these factors do not have: not a fixed point of the ascent on F.

@@ -40,7 +40,7 @@ def numpyro_model(
         >>> from numpyro.infer.util import log_density
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> model = nt.temper(nt.mixtures.numpyro_model(component, 2), alpha=0.5)
         >>> theta = {"weights": np.array([0.5, 0.5]), "loc": np.array([[0.0], [9.0]])}
         >>> density = jax.jit(lambda theta: log_density(model, (x,), {}, theta)[0])(theta)
@@ -57,7 +57,7 @@ def numpyro_model(
         )
     if not isinstance(mixture, Component):
         raise TypeError(
-            f"numpyro_model takes a fit or a component such as nt.components.gaussian(dim), got a "
+            f"numpyro_model takes a fit or a component such as nt.mixtures.components.gaussian(dim), got a "
             f"{type(mixture).__name__}."
         )
     if num_components is None:
@@ -82,7 +82,7 @@ def numpyro_guide(fit: MixtureFit) -> Guide:
         >>> from numpyro.infer import Trace_ELBO
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.components.known_variance(1, prior_scale=10.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2, alpha=0.5)
         >>> model, guide = nt.temper(nt.mixtures.numpyro_model(fit), fit.alpha), nt.mixtures.numpyro_guide(fit)
         >>> loss = jax.jit(lambda key: Trace_ELBO(num_particles=2000).loss(key, {}, model, guide, x))

@@ -59,7 +59,7 @@ def polish(
         progress_bar: Show NumPyro's progress bar.
 
     Returns:
-        A :class:`TemperedFit`, for :func:`compare` and :func:`to_inference_data`, whose ``elbo`` is E1 after the
+        A :class:`.TemperedFit`, for :func:`compare` and :func:`to_inference_data`, whose ``elbo`` is E1 after the
         polish with its standard error; compare with ``fit.bound``. If it is not larger, take more steps or
         particles.
 
@@ -75,7 +75,7 @@ def polish(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[-1.2], [0.1], [1.1], [2.5]])
-        >>> component = nt.components.known_variance(1, prior_scale=2.0)
+        >>> component = nt.mixtures.components.known_variance(1, prior_scale=2.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> polished = nt.mixtures.polish(jax.random.key(1), fit, x, num_steps=300, num_samples=320)
         >>> polished.elbo.value > fit.bound.value

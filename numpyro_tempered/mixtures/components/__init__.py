@@ -35,3 +35,4 @@ __all__ = [
     "spherical_gaussian",
     "tied_gaussian",
 ]
+__dir__ = __all__.copy

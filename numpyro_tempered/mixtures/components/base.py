@@ -150,7 +150,7 @@ def check_is_component(component: object, name: str = "component") -> None:
                 f"{name} is a {kind}: only select_num_components compares several components; give one of them."
             )
         raise TypeError(
-            f"{name} is a {kind}; expected a component such as nt.components.gaussian(dim)."
+            f"{name} is a {kind}; expected a component such as nt.mixtures.components.gaussian(dim)."
         )
 
 

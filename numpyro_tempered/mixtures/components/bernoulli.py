@@ -46,7 +46,7 @@ def bernoulli(dim: int, *, ones: ArrayLike = 1.0, zeros: ArrayLike = 1.0) -> Com
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.components.bernoulli(4, ones=0.5, zeros=0.5).prior.ones.shape
+        >>> nt.mixtures.components.bernoulli(4, ones=0.5, zeros=0.5).prior.ones.shape
         (4,)
     """
     name = "bernoulli"

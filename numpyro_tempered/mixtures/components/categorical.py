@@ -51,7 +51,7 @@ def categorical(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.components.categorical([2, 3]).prior.concentration.tolist()
+        >>> nt.mixtures.components.categorical([2, 3]).prior.concentration.tolist()
         [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
     """
     name = "categorical"

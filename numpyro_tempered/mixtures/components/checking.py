@@ -65,8 +65,8 @@ def check_component(
     Example:
         >>> import jax
         >>> import numpyro_tempered as nt
-        >>> component = nt.components.known_variance(1)
-        >>> nt.components.check_component(jax.random.key(0), component, [[0.0], [9.0], [1.0]])
+        >>> component = nt.mixtures.components.known_variance(1)
+        >>> nt.mixtures.components.check_component(jax.random.key(0), component, [[0.0], [9.0], [1.0]])
     """
     rows = component.check(x)[:MAX_ROWS]
     host = whole = np.asarray(rows, np.float64)

@@ -105,7 +105,7 @@ def columnwise(
         >>> import numpyro_tempered as nt
         >>> from numpyro_tempered.mixtures.components.poisson import COLUMN, GammaRate
         >>> prior = GammaRate(jnp.ones(2), jnp.ones(2))
-        >>> nt.components.columnwise("two_counts", prior, COLUMN).num_parameters(3)
+        >>> nt.mixtures.components.columnwise("two_counts", prior, COLUMN).num_parameters(3)
         6
     """
     (dim,) = jnp.shape(jax.tree.leaves(prior)[0])

@@ -60,7 +60,7 @@ def diagonal_gaussian(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.components.diagonal_gaussian(3, rate=2.0).prior.rate.shape
+        >>> nt.mixtures.components.diagonal_gaussian(3, rate=2.0).prior.rate.shape
         (3,)
     """
     name = "diagonal_gaussian"

@@ -36,7 +36,7 @@ def exponential(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.components.exponential(1, rate=10.0).prior.rate.shape
+        >>> nt.mixtures.components.exponential(1, rate=10.0).prior.rate.shape
         (1,)
     """
     name = "exponential"

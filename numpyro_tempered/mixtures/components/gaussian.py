@@ -73,7 +73,7 @@ def gaussian(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.components.gaussian(2).prior.scale.shape
+        >>> nt.mixtures.components.gaussian(2).prior.scale.shape
         (2, 2)
     """
     prior = wishart_prior(

@@ -53,7 +53,7 @@ def known_variance(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.components.known_variance(2, prior_scale=10.0).prior.scale.shape
+        >>> nt.mixtures.components.known_variance(2, prior_scale=10.0).prior.scale.shape
         (2,)
     """
     name = "known_variance"

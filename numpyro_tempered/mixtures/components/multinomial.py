@@ -49,7 +49,7 @@ def multinomial(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.components.multinomial(3, concentration=0.5).prior.concentration.tolist()
+        >>> nt.mixtures.components.multinomial(3, concentration=0.5).prior.concentration.tolist()
         [0.5, 0.5, 0.5]
     """
     name = "multinomial"

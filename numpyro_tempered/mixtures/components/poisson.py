@@ -56,7 +56,7 @@ def poisson(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.components.poisson(2, rate=0.1).prior.rate.shape
+        >>> nt.mixtures.components.poisson(2, rate=0.1).prior.rate.shape
         (2,)
     """
     name = "poisson"

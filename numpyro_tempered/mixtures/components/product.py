@@ -58,8 +58,8 @@ def product(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> parts = {"size": nt.components.gaussian(2), "kind": nt.components.categorical([3])}
-        >>> component = nt.components.product(parts, {"size": [0, 2], "kind": [1]})
+        >>> parts = {"size": nt.mixtures.components.gaussian(2), "kind": nt.mixtures.components.categorical([3])}
+        >>> component = nt.mixtures.components.product(parts, {"size": [0, 2], "kind": [1]})
         >>> component.check([[0.1, 2, 0.3], [0.4, 0, 0.5]]).shape
         (2, 3)
     """

@@ -44,7 +44,7 @@ def scaled_to(
     Example:
         >>> import numpyro_tempered as nt
         >>> x = [[0.0, 10.0], [2.0, 30.0]]
-        >>> component = nt.components.diagonal_gaussian(2, **nt.components.scaled_to(x))
+        >>> component = nt.mixtures.components.diagonal_gaussian(2, **nt.mixtures.components.scaled_to(x))
         >>> component.prior.loc.tolist(), [round(rate, 2) for rate in component.prior.rate.tolist()]
         ([1.0, 20.0], [0.1, 10.0])
     """

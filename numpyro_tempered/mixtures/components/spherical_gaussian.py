@@ -45,7 +45,7 @@ def spherical_gaussian(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.components.spherical_gaussian(3, variance=2.0).prior.rate.shape
+        >>> nt.mixtures.components.spherical_gaussian(3, variance=2.0).prior.rate.shape
         ()
     """
     name = "spherical_gaussian"

@@ -69,7 +69,7 @@ def tied_gaussian(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.components.tied_gaussian(2).num_parameters(3)
+        >>> nt.mixtures.components.tied_gaussian(2).num_parameters(3)
         9
     """
     name = "tied_gaussian"

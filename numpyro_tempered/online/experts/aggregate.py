@@ -82,7 +82,7 @@ def aggregate(
         ...     nt.online.grid(nt.online.ngvi, step_size=[0.25, 1.0], prior_scale=[0.5, 2.0]),
         ...     nt.online.grid(nt.online.svb, step_size=[0.01, 0.1, 1.0]),
         ... )
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> x, y = np.tile(np.eye(2), (20, 1)), np.tile([1.0, -1.0], 20)
         >>> state, losses = nt.online.run(rule, nt.expectations.hinge(), state, x, y)
         >>> nt.online.weights(state).shape

@@ -107,7 +107,7 @@ def weights(state: OnlineState) -> Array:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.aggregate(nt.online.grid(nt.online.svb, step_size=[0.1, 1.0]))
-        >>> nt.online.weights(rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2))))
+        >>> nt.online.weights(rule.init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))))
         Array([0.5, 0.5], dtype=float32)
     """
     return _memory(state).weights
@@ -130,7 +130,7 @@ def expert_states(state: OnlineState) -> tuple[OnlineState, ...]:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.aggregate(nt.online.grid(nt.online.svb, step_size=[0.1, 1.0]))
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(3), jnp.ones(3)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(3), jnp.ones(3)))
         >>> [experts.posterior.loc.shape for experts in nt.online.expert_states(state)]
         [(2, 3)]
     """
@@ -153,7 +153,7 @@ def weighted_posteriors(state: OnlineState) -> WeightedPosteriors:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.aggregate(nt.online.grid(nt.online.ngvi, prior_scale=[1.0, 2.0]))
-        >>> nt.online.weighted_posteriors(rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1))))
+        >>> nt.online.weighted_posteriors(rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1))))
         WeightedPosteriors(weights=Array([0.5, 0.5], dtype=float32), posteriors=MeanField(loc=Array([[0.],
            [0.]], dtype=float32), scale=Array([[1.],
            [2.]], dtype=float32)))
@@ -178,7 +178,7 @@ def regret(state: OnlineState) -> Array:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.aggregate(nt.online.grid(nt.online.svb, step_size=[0.1, 1.0]))
-        >>> float(nt.online.regret(rule.init(nt.families.MeanField(jnp.zeros(3), jnp.ones(3)))))
+        >>> float(nt.online.regret(rule.init(nt.gaussian.families.MeanField(jnp.zeros(3), jnp.ones(3)))))
         0.0
     """
     memory, total = _memory(state), state.cumulative.at_mean
@@ -218,7 +218,7 @@ def regret_bound(state: OnlineState, num_switches: int = 0) -> Array:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.aggregate(nt.online.grid(nt.online.svb, step_size=[0.1, 1.0]))
-        >>> float(nt.online.regret_bound(rule.init(nt.families.MeanField(jnp.zeros(3), jnp.ones(3)))))
+        >>> float(nt.online.regret_bound(rule.init(nt.gaussian.families.MeanField(jnp.zeros(3), jnp.ones(3)))))
         0.0
     """
     check_count(num_switches, "num_switches", least=0)

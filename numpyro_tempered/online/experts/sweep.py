@@ -72,7 +72,7 @@ def run_grid(
         >>> import numpyro_tempered as nt
         >>> grid = nt.online.grid(nt.online.ngvi, step_size=[0.01, 0.1, 1.0])
         >>> x, y = np.tile(np.eye(2), (20, 1)), np.tile([1.0, -1.0], 20)
-        >>> prior = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+        >>> prior = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> states, losses = nt.online.run_grid(grid, nt.expectations.hinge(), prior, x, y)
         >>> totals = np.asarray(losses.at_mean, float).sum(axis=1)
         >>> dict(zip(grid.labels, totals.round(1).tolist()))

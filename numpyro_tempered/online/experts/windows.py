@@ -58,7 +58,7 @@ def aggregate_windows(
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.aggregate_windows()
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1)))
         >>> x, y = jnp.ones((400, 1)), jnp.repeat(jnp.array([1.0, -1.0]), 200)
         >>> state, losses = nt.online.run(rule, nt.expectations.squared(), state, x, y)
         >>> print(f"{state.posterior.loc[0]:.1f}")

@@ -86,12 +86,12 @@ def partitioned(
 
     Args:
         expectation: Of a bare loss, such as ``squared()`` or ``gauss_hermite(loss)``; of a NumPyro model by
-            :func:`~numpyro_tempered.bare_loss`.
+            :func:`numpyro_tempered.OnlineVI.bare_loss`.
         alpha: Power on the likelihood, at least 0.
         damping: ρ in (0, 1]. Undamped rounds of many machines may swing or diverge: each corrects what all the
             others correct too. 1 is for conjugate models and sequential rounds; with a mean-field family and
             correlated coordinates .2 may be needed.
-        method: What fits locally, :func:`~numpyro_tempered.descent.natural_gradient` by default.
+        method: What fits locally, :func:`.descent.natural_gradient` by default.
         tolerance: On the stationarity of the local fit, in nats.
         max_evaluations: Of the local expected loss in each round.
 
@@ -113,7 +113,7 @@ def partitioned(
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> pvi = nt.online.partitioned(nt.expectations.squared(), alpha=0.5, damping=1.0)
-        >>> server = pvi.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)), 2)
+        >>> server = pvi.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1)), 2)
         >>> a = pvi.refit(pvi.factor(server, 0), server, jnp.ones((2, 1)), jnp.array([1.0, 2.0]))
         >>> b = pvi.refit(pvi.factor(server, 1), server, jnp.ones((1, 1)), jnp.array([3.0]))
         >>> server = pvi.combine(server, [a.change, b.change])
@@ -124,7 +124,7 @@ def partitioned(
     if expectation.bind is not None:
         raise TypeError(
             "partitioned takes the expectation of a bare loss, and this one is of a model's likelihood: "
-            "nt.bare_loss(rng_key, online, *args) makes one of it."
+            "online.bare_loss(rng_key, *args) makes one of it."
         )
     check_number(alpha, "alpha", "[0, inf)")
     check_number(damping, "damping", "(0, 1]")

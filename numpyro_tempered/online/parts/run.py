@@ -94,7 +94,7 @@ def run_partitioned(
 
     Args:
         pvi: From :func:`partitioned`.
-        prior: A :class:`~numpyro_tempered.families.MeanField` or :class:`~numpyro_tempered.families.FullRank`.
+        prior: A :class:`.MeanField` or :class:`.FullRank`.
         shards: The data of each machine, tuples such as ``(x, y)``; sizes may differ, and be 0.
         num_rounds: At most.
         tolerance: On the move of a round, in nats.
@@ -114,7 +114,7 @@ def run_partitioned(
         >>> import numpyro_tempered as nt
         >>> logistic = nt.expectations.logistic()
         >>> x, y = jnp.array([[1.0, 0.5], [0.2, -1.0], [1.0, 1.0], [0.3, 0.1]]), jnp.array([1.0, -1.0, -1.0, 1.0])
-        >>> prior = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
+        >>> prior = nt.gaussian.families.FullRank(jnp.zeros(2), jnp.eye(2))
         >>> pvi = nt.online.partitioned(logistic)
         >>> run = nt.online.run_partitioned(pvi, prior, [(x[:3], y[:3]), (x[3:], y[3:])])
         >>> run.converged, len(run.elbo) < 20

@@ -68,8 +68,8 @@ class PartitionedState(NamedTuple):
     """What the server holds, and every machine reads.
 
     Attributes:
-        posterior: The prior times all factors, a :class:`~numpyro_tempered.families.MeanField` or
-            :class:`~numpyro_tempered.families.FullRank`.
+        posterior: The prior times all factors, a :class:`.MeanField` or
+            :class:`.FullRank`.
         prior: The prior.
         linear: Linear parameter of the posterior around the prior's mean, shape ``(d,)``.
         precision: Its precision, ``(d, d)`` or ``(d,)``.

@@ -32,7 +32,7 @@ def ewa(step_size: rules.StepSize) -> rules.Rule:
         step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``.
 
     Returns:
-        An online :class:`Rule` for :class:`~numpyro_tempered.families.FullRank` priors.
+        An online :class:`Rule` for :class:`.FullRank` priors.
 
     Raises:
         TypeError: At ``init``, if the prior is of another family. At the first round, if the loss is not known to
@@ -46,7 +46,7 @@ def ewa(step_size: rules.StepSize) -> rules.Rule:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.ewa(step_size=0.5)
-        >>> state = rule.init(nt.families.FullRank(jnp.zeros(1), jnp.eye(1)))
+        >>> state = rule.init(nt.gaussian.families.FullRank(jnp.zeros(1), jnp.eye(1)))
         >>> x, y = jnp.ones((3, 1)), jnp.array([1.0, 2.0, 3.0])
         >>> state, losses = nt.online.run(rule, nt.expectations.squared(), state, x, y)
         >>> print(f"{state.posterior.loc[0]:.3f} {state.posterior.scale_tril[0, 0]:.3f}")
@@ -111,7 +111,7 @@ def ewa_grid(points: ArrayLike, step_size: rules.StepSize | None = None) -> rule
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.ewa_grid([[-1.0], [0.0], [1.0]], step_size=1.0)
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1)))
         >>> x, y = jnp.ones((3, 1)), jnp.ones(3)
         >>> state, losses = nt.online.run(rule, nt.expectations.hinge(), state, x, y)
         >>> [f"{w:.3f}" for w in nt.online.weights(state)]

@@ -79,7 +79,7 @@ def ngvi(
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.ngvi(step_size=0.5)  # half the squared loss: unit Gaussian noise
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1)))
         >>> x, y = jnp.ones((3, 1)), jnp.array([1.0, 2.0, 3.0])
         >>> state, losses = nt.online.run(rule, nt.expectations.squared(), state, x, y)
         >>> print(f"{state.posterior.loc[0]:.3f} {state.posterior.scale[0]:.3f}")

@@ -29,7 +29,7 @@ def oga(
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.oga(step_size=0.1)
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> x, y = jnp.array([[1.0, 2.0]]), jnp.array([1.0])
         >>> state, losses = nt.online.run(rule, nt.expectations.hinge(), state, x, y)
         >>> state.posterior.loc

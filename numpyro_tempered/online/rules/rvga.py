@@ -75,7 +75,7 @@ def rvga(
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule, loss = nt.online.rvga(), nt.expectations.poisson()
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.full(1, 3.0)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.full(1, 3.0)))
         >>> state, losses = nt.online.run(rule, loss, state, jnp.ones((50, 1)), jnp.full(50, 4.0))
         >>> print(f"{state.posterior.loc[0]:.2f} {state.posterior.scale[0]:.2f}")  # log(4) and 1 / sqrt(200)
         1.37 0.07

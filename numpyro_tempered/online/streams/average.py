@@ -53,7 +53,7 @@ def with_average(rule: Rule) -> Rule:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.with_average(nt.online.oga(0.5))
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1)))
         >>> x, y = jnp.ones((3, 1)), jnp.array([1.0, 1.0, 1.0])
         >>> state, losses = nt.online.run(rule, nt.expectations.hinge(), state, x, y)
         >>> nt.online.average(state)
@@ -118,7 +118,7 @@ def average(state: OnlineState) -> Array:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.with_average(nt.online.ngvi())
-        >>> nt.online.average(rule.init(nt.families.MeanField(jnp.ones(2), jnp.ones(2))))
+        >>> nt.online.average(rule.init(nt.gaussian.families.MeanField(jnp.ones(2), jnp.ones(2))))
         Array([1., 1.], dtype=float32)
     """
     memory = memory_of(state, RunningAverage, "with_average(rule)")

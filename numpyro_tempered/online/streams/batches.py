@@ -34,7 +34,7 @@ def global_batches(
 
     Args:
         chunks: Tuples of arrays, such as ``(x, y)``, with the rows of this process alone, any number in each: for
-            example ``nt.tables.parquet_chunks(path, "y", part=(jax.process_index(), jax.process_count()))``.
+            example ``nt.online.parquet_chunks(path, "y", part=(jax.process_index(), jax.process_count()))``.
         size: Rows in a batch, of all processes together.
         mesh: A mesh over the devices of all processes, over all of whose axes rows go; by default one of all
             devices.

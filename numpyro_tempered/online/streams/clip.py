@@ -67,7 +67,7 @@ def clip(rule: Rule, max_move: float = 3.0) -> Rule:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.clip(nt.online.ngvi(step_size=0.5), max_move=2.0)
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1)))
         >>> x, y = jnp.ones((2, 1)), jnp.array([1000.0, 1.0])
         >>> state, losses = nt.online.run(rule, nt.expectations.squared(), state, x, y)
         >>> int(state.memory.shortened), bool(state.max_move <= 2.0)

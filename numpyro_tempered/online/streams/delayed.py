@@ -58,7 +58,7 @@ def pending(capacity: int, *datum: object) -> Pending:
         >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro_tempered as nt
         >>> rule, loss = nt.online.ngvi(), nt.expectations.squared()
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> store = nt.online.pending(100, jnp.zeros(2))
         >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
         >>> store = nt.online.remember(store, np.array([7, 8]), x)

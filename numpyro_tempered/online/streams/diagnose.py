@@ -71,7 +71,7 @@ def diagnose(
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.sva(0.1)
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> nt.online.diagnose(rule, state, jnp.array([[1.0, 2000.0]]), warn=False)[0].kind
         'features'
     """

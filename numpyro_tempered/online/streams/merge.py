@@ -39,7 +39,7 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule, loss = nt.online.ewa(0.5), nt.expectations.squared()
-        >>> start = rule.init(nt.families.FullRank(jnp.zeros(1), jnp.eye(1)))
+        >>> start = rule.init(nt.gaussian.families.FullRank(jnp.zeros(1), jnp.eye(1)))
         >>> a, _ = nt.online.run(rule, loss, start, jnp.ones((2, 1)), jnp.array([1.0, 2.0]))
         >>> b, _ = nt.online.run(rule, loss, start, jnp.ones((1, 1)), jnp.array([3.0]))
         >>> merged = nt.online.merge(rule, a, b)

@@ -107,7 +107,7 @@ def robust(
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule, loss = nt.online.robust(nt.online.ngvi()), nt.expectations.squared(noise_scale=1.0)
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1)))
         >>> x, y = jnp.ones((4, 1)), jnp.array([1.0, 2.0, 1e6, 1.5])
         >>> state, losses = nt.online.run(rule, loss, state, x, y)
         >>> print(f"{state.posterior.loc[0]:.2f}")

@@ -54,7 +54,7 @@ def save(path: str | os.PathLike[str], state: object) -> None:
         >>> import tempfile, jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.ngvi()
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     nt.online.save(f"{folder}/state.npz", state)
         ...     again = nt.online.restore(f"{folder}/state.npz", like=state)

@@ -68,7 +68,7 @@ def skip(
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.skip(nt.online.ngvi(), max_loss=100.0)
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1)))
         >>> state, losses = nt.online.update(rule, nt.expectations.squared(), state, jnp.ones(1), 1e3)
         >>> int(state.count), int(state.rejected), int(state.memory.skipped)
         (0, 1, 1)

@@ -87,7 +87,7 @@ def standardise(rule: Rule, *, intercept: int | None = None, argument: int = 0) 
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.standardise(nt.online.ngvi())
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1)))
         >>> x, y = jnp.array([[2e6], [2e6]]), jnp.array([1.0, 1.0])
         >>> state, losses = nt.online.run(rule, nt.expectations.squared(), state, x, y)
         >>> print(f"{state.posterior.loc[0]:.3f}, in units of x {nt.online.original_scale(state).loc[0]:.1e}")
@@ -226,8 +226,8 @@ def original_scale(state: OnlineState) -> Gaussian:
         state: Of a run of a rule by :func:`standardise`.
 
     Returns:
-        The posterior: a :class:`~numpyro_tempered.families.MeanField` stays one without an intercept; with one,
-        which the map correlates with the others, a :class:`~numpyro_tempered.families.FullRank`.
+        The posterior: a :class:`.MeanField` stays one without an intercept; with one,
+        which the map correlates with the others, a :class:`.FullRank`.
 
     Raises:
         TypeError: If the rule does not standardise, or the posterior is of another family.
@@ -236,7 +236,7 @@ def original_scale(state: OnlineState) -> Gaussian:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.standardise(nt.online.ngvi(), intercept=0)
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> state = rule.init(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> x, y = jnp.array([[1.0, 10.0], [1.0, 30.0]]), jnp.array([0.0, 2.0])
         >>> state, losses = nt.online.run(rule, nt.expectations.squared(), state, x, y)
         >>> nt.online.original_scale(state).scale_tril.shape

@@ -39,3 +39,4 @@ __all__ = [
     "safe_bayes",
     "theory_default",
 ]
+__dir__ = __all__.copy

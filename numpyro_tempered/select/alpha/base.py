@@ -259,7 +259,7 @@ class AlphaChoice(NamedTuple):
 
     Attributes:
         alpha: The chosen power.
-        fit: The posterior at it: a :class:`~numpyro_tempered.TemperedFit`, a NumPyro ``MCMC`` that has run, or
+        fit: The posterior at it: a :class:`.TemperedFit`, a NumPyro ``MCMC`` that has run, or
             the posterior at the end of the stream, whose ``state`` goes on.
         data: ArviZ data of that posterior, with the groups ``alpha_selection`` along the grid and
             ``calibrated_powers`` by parameter.

@@ -146,7 +146,7 @@ def check_calibration(
         **kwargs: Keyword arguments of the model.
 
     Returns:
-        A :class:`Calibration`. Its table, of :func:`numpyro_tempered.table`, has a row for each scalar with
+        A :class:`.Calibration`. Its table, of :func:`numpyro_tempered.table`, has a row for each scalar with
 
         - ``mean_pit``, the mean share of draws below the truth, 1/2 if unbiased,
         - ``bias`` and ``spread``, mean and standard deviation of the errors in posterior standard deviations,

@@ -105,7 +105,7 @@ def check_fit(
         **kwargs: Of an online run or draws, keyword arguments of the model; of a mixture ``sample_weight``.
 
     Returns:
-        A :class:`FitCheck`. Its table has a row for each number of each latent site, with columns
+        A :class:`.FitCheck`. Its table has a row for each number of each latent site, with columns
 
         - ``mean``, ``sd``: of the fit; exact where the guide is Gaussian in unconstrained coordinates and the
           number a function of one of these, and of the coordinates of a Student's t, else by draws; NaN of an

@@ -203,7 +203,7 @@ def wasserstein(
 ) -> float:
     """W_2 of two Gaussians, in double precision on the host, where nothing is compiled.
 
-    For families on the device see :func:`numpyro_tempered.descent.wasserstein`.
+    For families on the device see :func:`.descent.wasserstein`.
     """
     root, target = np.linalg.cholesky(cov), np.linalg.cholesky(other_cov)
     # The nearest square roots of both covariances: an orthogonal Procrustes problem, without cancellation.

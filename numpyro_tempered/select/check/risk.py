@@ -76,7 +76,7 @@ def certify_risk(
         grid_size: Number of fits, such as those of a grid of alphas, of which the data chose this one.
         log_prior: If the data chose among priors, the logarithm of the weight of this one, fixed before.
         prior_is_fixed: Of a mixture or PCA, whether its prior was fixed before the data came, as it is not by
-            default and by ``components.scaled_to``.
+            default and by ``mixtures.components.scaled_to``.
 
     Returns:
         A :class:`~numpyro_tempered.bounds.RiskCertificate`.

@@ -16,6 +16,7 @@ an upper bound on log p0(X), which is a :class:`LogTrueDensity`. The divergences
 Risk of a posterior on new data under a bounded loss, as a :class:`RiskCertificate`: :func:`pac_bayes`.
 """
 
+from numpyro_tempered.theory import hindsight
 from numpyro_tempered.theory.bounds.base import (
     Bound,
     online_to_batch,
@@ -37,6 +38,7 @@ from numpyro_tempered.theory.bounds.inequalities import (
     hellinger_bound,
     total_variation_bound,
 )
+from numpyro_tempered.theory.bounds.ledger import regret_ledger
 from numpyro_tempered.theory.bounds.log_true_density import (
     LogTrueDensity,
     empirical_entropy,
@@ -76,6 +78,7 @@ __all__ = [
     "ewa_point",
     "hedge",
     "hellinger_bound",
+    "hindsight",
     "known_density",
     "lipschitz",
     "lipschitz_squared",
@@ -83,6 +86,7 @@ __all__ = [
     "online_to_batch",
     "online_to_batch_risk",
     "pac_bayes",
+    "regret_ledger",
     "renyi_discrete",
     "renyi_exponential_family",
     "renyi_gaussian",
@@ -97,3 +101,4 @@ __all__ = [
     "tempered_certificate",
     "total_variation_bound",
 ]
+__dir__ = __all__.copy

@@ -143,7 +143,7 @@ def strong_convexity(prior: Gaussian) -> float:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> nt.bounds.strong_convexity(nt.families.MeanField(jnp.zeros(2), jnp.array([0.5, 2.0])))
+        >>> nt.bounds.strong_convexity(nt.gaussian.families.MeanField(jnp.zeros(2), jnp.array([0.5, 2.0])))
         0.25
     """
     if not supports(prior, "from_root"):

@@ -113,7 +113,7 @@ def sva_point(
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> prior, T = nt.families.MeanField(jnp.zeros(2), jnp.ones(2)), 10_000
+        >>> prior, T = nt.gaussian.families.MeanField(jnp.zeros(2), jnp.ones(2)), 10_000
         >>> rate = nt.online.sva_rate(T, kl=nt.online.point_kl(T, 2), lipschitz=1.0, strong_convexity=1.0)
         >>> bound = nt.bounds.sva_point(T, step_size=rate, lipschitz=1.0, prior=prior, theta=[0.5, -0.5])
         >>> print(f"{float(bound.value):.0f}")

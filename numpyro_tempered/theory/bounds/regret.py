@@ -70,7 +70,7 @@ def sva(
     r"""SVA: :math:`\sum_t E_{q_\mu}\ell_t + \eta L^2T/\gamma + \mathrm{KL}(q_\mu, \pi)/\eta` for any μ.
 
     The theorem takes the infimum over μ; any μ gives a valid bound, and
-    :func:`numpyro_tempered.hindsight.gaussian` finds a good one. A point has infinite KL: the comparator is a
+    :func:`.hindsight.gaussian` finds a good one. A point has infinite KL: the comparator is a
     Gaussian.
 
     Args:

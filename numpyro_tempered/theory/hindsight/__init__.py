@@ -28,3 +28,4 @@ __all__ = [
     "sequential",
     "squared",
 ]
+__dir__ = __all__.copy

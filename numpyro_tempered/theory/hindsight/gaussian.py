@@ -66,9 +66,9 @@ def gaussian(
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> prior = nt.families.MeanField(jnp.zeros(1), jnp.ones(1))
+        >>> prior = nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1))
         >>> x, y = jnp.ones((4, 1)), jnp.full(4, 2.0)
-        >>> best = nt.hindsight.gaussian(nt.expectations.squared(), prior, 0.5, x, y)
+        >>> best = nt.bounds.hindsight.gaussian(nt.expectations.squared(), prior, 0.5, x, y)
         >>> print(f"{best.q.loc[0]:.3f} {best.q.scale[0]:.3f}")
         1.600 0.447
     """

@@ -51,7 +51,7 @@ def hinge(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> best = nt.hindsight.hinge([[1.0], [1.0], [1.0]], [1.0, 1.0, -1.0])
+        >>> best = nt.bounds.hindsight.hinge([[1.0], [1.0], [1.0]], [1.0, 1.0, -1.0])
         >>> float(best.theta[0]), best.value
         (1.0, 2.0)
     """
@@ -81,7 +81,7 @@ def absolute(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> best = nt.hindsight.absolute([[1.0], [1.0], [1.0]], [0.0, 1.0, 5.0])
+        >>> best = nt.bounds.hindsight.absolute([[1.0], [1.0], [1.0]], [0.0, 1.0, 5.0])
         >>> float(best.theta[0]), best.value
         (1.0, 5.0)
     """
@@ -116,7 +116,7 @@ def pinball(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> best = nt.hindsight.pinball([[1.0]] * 3, [0.0, 1.0, 5.0], level=0.9)
+        >>> best = nt.bounds.hindsight.pinball([[1.0]] * 3, [0.0, 1.0, 5.0], level=0.9)
         >>> print(f"{best.theta[0]:.1f} {best.value:.1f}")
         5.0 0.9
     """

@@ -35,7 +35,7 @@ class SequentialFit(NamedTuple):
     Attributes:
         posteriors: q_1, ..., q_{T+1}, of the prior's family with a leading axis of T + 1: the prior, and the fits
             to the first t rounds.
-        losses: The losses of q_t in round t, shape ``(T,)`` each, for :func:`numpyro_tempered.regret_ledger`.
+        losses: The losses of q_t in round t, shape ``(T,)`` each, for :func:`.regret_ledger`.
         converged: Whether each of the T fits is within the tolerance, shape ``(T,)``.
     """
 
@@ -57,7 +57,7 @@ def sequential(
 
     It is the q of the family that is nearest to exponentially weighted aggregation, in KL(q, p_{t+1}). It is no
     online algorithm: every round passes over all rows, T² of them in the end, and fits anew from the last q
-    (:func:`numpyro_tempered.descent.minimise`). For convex losses the bound of SVA holds for it too
+    (:func:`.descent.minimise`). For convex losses the bound of SVA holds for it too
     (:func:`numpyro_tempered.bounds.sva`): it follows the regularised leader of the losses themselves, SVA that of
     their tangents (S. Shalev-Shwartz, *Online learning and online convex optimization*, 2012, Theorem 2.11).
 
@@ -82,9 +82,9 @@ def sequential(
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> prior = nt.families.MeanField(jnp.zeros(1), jnp.ones(1))
+        >>> prior = nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1))
         >>> x, y = jnp.ones((4, 1)), jnp.full(4, 2.0)
-        >>> fit = nt.hindsight.sequential(nt.expectations.squared(), prior, 0.5, x, y)
+        >>> fit = nt.bounds.hindsight.sequential(nt.expectations.squared(), prior, 0.5, x, y)
         >>> [f"{m:.3f}" for m in fit.posteriors.loc[:, 0]]
         ['0.000', '1.000', '1.333', '1.500', '1.600']
     """

@@ -32,7 +32,7 @@ def squared(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> best = nt.hindsight.squared([[1.0], [1.0]], [0.0, 4.0], box=nt.online.Box(loc=1.0))
+        >>> best = nt.bounds.hindsight.squared([[1.0], [1.0]], [0.0, 4.0], box=nt.online.Box(loc=1.0))
         >>> print(f"{best.theta[0]:.1f} {best.value:.1f} {best.gap:.1f}")
         1.0 10.0 0.0
     """
@@ -111,7 +111,7 @@ def convex(
         >>> def logistic(theta, x, y):
         ...     return jax.nn.softplus(-y * (x @ theta))
         >>> x, y = jnp.ones((4, 1)), jnp.array([1.0, 1.0, 1.0, -1.0])
-        >>> best = nt.hindsight.convex(logistic, jnp.zeros(1), x, y)
+        >>> best = nt.bounds.hindsight.convex(logistic, jnp.zeros(1), x, y)
         >>> print(f"{best.theta[0]:.3f}")
         1.099
     """

@@ -289,7 +289,7 @@ def test_a_conjugate_model_is_solved_in_one_step_by_any_route(key, x64):
             alpha=0.3,
             expectation=expectation,
             num_draws=2,
-            method=nt.descent.natural_gradient(1.0),
+            method=nt.gaussian.descent.natural_gradient(1.0),
             tolerance=1e-12,
             max_evaluations=2,
         )
@@ -702,7 +702,10 @@ class TestOptimisers:
     def test_a_step_of_svi_from_the_prior_of_a_conjugate_model(self, key, x64):
         built = nt.guides.AutoOnlineMultivariateNormal(nt.temper(regression, alpha=0.3))
         svi = SVI(
-            built.model, built, nt.optim.NaturalGradient(built), nt.ExpectedNLL(ETA)
+            built.model,
+            built,
+            nt.optim.NaturalGradient(built),
+            nt.optim.ExpectedNLL(ETA),
         )
         start, latents, _ = read_guide(key, built, (X, TARGET), {})
         np.testing.assert_array_equal(start.loc, np.full(3, 0.5))
@@ -727,7 +730,10 @@ class TestOptimisers:
     def test_a_step_of_svi_from_the_prior_is_that_of_natural_gradients(self, key, x64):
         built = nt.guides.AutoOnlineMultivariateNormal(nt.temper(plain, alpha=0.5))
         svi = SVI(
-            built.model, built, nt.optim.NaturalGradient(built), nt.ExpectedNLL(ETA)
+            built.model,
+            built,
+            nt.optim.NaturalGradient(built),
+            nt.optim.ExpectedNLL(ETA),
         )
         x = 0.1 * X  # so that quadratures of 40 and 64 nodes agree
         start, *_ = read_guide(key, built, (x, Y), {})
@@ -762,15 +768,18 @@ class TestOptimisers:
         [
             (
                 nt.optim.NaturalGradient,
-                nt.descent.natural_gradient(backtrack=False, dense=False),
+                nt.gaussian.descent.natural_gradient(backtrack=False, dense=False),
             ),
-            (nt.optim.ForwardBackward, nt.descent.forward_backward(backtrack=False)),
+            (
+                nt.optim.ForwardBackward,
+                nt.gaussian.descent.forward_backward(backtrack=False),
+            ),
         ],
     )
     def test_svi_takes_the_steps_of_the_method(self, guide, make, method, key, x64):
         model = nt.temper(logistic, alpha=0.5)
         built = guide(model)
-        svi = SVI(model, built, make(built), nt.ExpectedNLL(ETA))
+        svi = SVI(model, built, make(built), nt.optim.ExpectedNLL(ETA))
         result = svi.run(key, 6, X, Y, progress_bar=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -807,7 +816,7 @@ class TestOptimisers:
             model,
             built,
             nt.optim.ForwardBackward(built, step_size=50.0, whiten=False),
-            nt.ExpectedNLL(ETA),
+            nt.optim.ExpectedNLL(ETA),
         )
         state = svi.init(key, X, Y)
         before = svi.get_params(state)

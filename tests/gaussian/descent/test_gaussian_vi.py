@@ -18,7 +18,7 @@ from numpyro_tempered.gaussian.descent.bures_wasserstein import plain_step
 from numpyro_tempered.gaussian.descent.minimise import REASONS, _shared_loop
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 
-vi = nt.descent
+vi = nt.gaussian.descent
 METHODS = {
     "natural": vi.natural_gradient(),
     "natural, whole steps": vi.natural_gradient(1.0),

@@ -69,9 +69,9 @@ def test_expectation_and_derivatives_are_those_of_quadrature(diagonal, x64):
     term = LaplaceTerm(
         *(jnp.asarray(leaf) for leaf in (LOC, 1.0 / B, np.sum(np.log(2.0 * B))))
     )
-    q = nt.families.MeanField(jnp.asarray(m), jnp.asarray(s))
+    q = nt.gaussian.families.MeanField(jnp.asarray(m), jnp.asarray(s))
     if not diagonal:
-        q = nt.families.FullRank(q.loc, jnp.diag(q.scale))
+        q = nt.gaussian.families.FullRank(q.loc, jnp.diag(q.scale))
     at = derivatives_of_laplace(term, q)
 
     def of(j, loc):

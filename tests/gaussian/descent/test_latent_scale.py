@@ -329,7 +329,7 @@ def test_derivatives_of_a_likelihood_with_a_kink_are_those_of_its_power(x64):
         nt.guides.AutoOnlineMultivariateNormal,
         expectation=ETA,
     )
-    loss, _ = nt.bare_loss(KEY, online, X, Y)
+    loss, _ = online.bare_loss(KEY, X, Y)
     m, covariance = random_q(2)
     found = jax.jit(loss.evaluate)(gaussian(m, covariance, diagonal=False), X, Y)
     mean, sd = X @ m - Y, np.sqrt(np.einsum("ij,jk,ik->i", X, covariance, X))

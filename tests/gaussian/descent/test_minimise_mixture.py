@@ -160,7 +160,7 @@ def test_a_mixture_is_fitted_exactly(x64):
         init = GaussianMixture(
             jnp.log(jnp.array([0.5, 0.5])), jnp.array([[-2.0, 0.0], [2.0, 0.0]]), roots
         )
-        result = nt.descent.minimise_mixture(
+        result = nt.gaussian.descent.minimise_mixture(
             of_mixture,
             init,
             normal_nodes(0, 64, 2),
@@ -199,7 +199,7 @@ def test_what_is_wrong_with_a_mixture_is_how_far_it_is_from_stationary(shift, sc
     )
     far = tuple(jnp.asarray(part) for part in (WEIGHTS, means, COVARIANCES))
     # The start has converged by any tolerance.
-    result = nt.descent.minimise_mixture(
+    result = nt.gaussian.descent.minimise_mixture(
         of_mixture, init, normal_nodes(0, 64, 2), far, tolerance=np.inf
     )
     assert int(result.num_evaluations) == 1
@@ -221,7 +221,7 @@ def test_one_step_ends_at_narrow_components_that_are_far_apart():
     )
     init = GaussianMixture(jnp.log(weights), means + 0.3, jnp.stack([eye, eye]))
     far = (weights, means, jnp.stack([eye / 4.0, eye / 4.0]))
-    result = nt.descent.minimise_mixture(
+    result = nt.gaussian.descent.minimise_mixture(
         of_mixture, init, normal_nodes(0, 64, 2), far, tolerance=1e-5
     )
     assert int(result.num_evaluations) == 2
@@ -263,17 +263,19 @@ def test_moments_and_draws_of_a_mixture():
 def test_what_is_refused():
     noise, init = normal_nodes(0, 8, 2), other_mixture()
     with pytest.raises(TypeError, match="init must be a GaussianMixture"):
-        nt.descent.minimise_mixture(of_mixture, (0, 0), noise)
+        nt.gaussian.descent.minimise_mixture(of_mixture, (0, 0), noise)
     with pytest.raises(ValueError, match=r"init must have logits \(K,\)"):
-        nt.descent.minimise_mixture(of_mixture, init._replace(loc=init.loc[0]), noise)
+        nt.gaussian.descent.minimise_mixture(
+            of_mixture, init._replace(loc=init.loc[0]), noise
+        )
     with pytest.raises(
         ValueError, match=r"standard_points must have shape \(S, 2\).*with S at least"
     ):
-        nt.descent.minimise_mixture(of_mixture, init, noise[:, :1])
+        nt.gaussian.descent.minimise_mixture(of_mixture, init, noise[:, :1])
     with pytest.raises(
         ValueError,
         match=r"^the ELBO.*not finite at the start.*start at narrower components",
     ):
-        nt.descent.minimise_mixture(
+        nt.gaussian.descent.minimise_mixture(
             lambda theta, _: jnp.nan * theta[0], init, noise, max_evaluations=3
         )

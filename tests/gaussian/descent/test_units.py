@@ -136,7 +136,7 @@ def test_nodes_too_few_for_a_wide_start_are_told():
 
     few = nt.expectations.gauss_hermite(predictor="eta", num_nodes=6)
     with pytest.warns(
-        nt.ConvergenceWarning,
+        nt.warnings.ConvergenceWarning,
         match=r"^the ELBO.*by fresh draws. Take more num_nodes of gauss_hermite",
     ):
         fit = nt.fit_gaussian(

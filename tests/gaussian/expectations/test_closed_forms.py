@@ -35,7 +35,7 @@ def case(request):
 
 
 def family(loc=LOC, scale=SCALE, dtype=None):
-    return nt.families.MeanField(
+    return nt.gaussian.families.MeanField(
         *(jnp.asarray(np.asarray(leaf, dtype)) for leaf in (loc, scale))
     )
 
@@ -104,7 +104,9 @@ def test_gradients_are_those_of_the_value(x64, case):
 
     def value(loc, var):
         return expectation.evaluate(
-            nt.families.MeanField(loc, jnp.sqrt(var)), jnp.asarray(X), jnp.asarray(y)
+            nt.gaussian.families.MeanField(loc, jnp.sqrt(var)),
+            jnp.asarray(X),
+            jnp.asarray(y),
         ).expected
 
     grad_loc, grad_var = jax.jit(jax.grad(value, (0, 1)))(LOC, SCALE**2)
@@ -187,7 +189,7 @@ def test_hinge_never_falls_below_jensen_in_float32():
     z = np.linspace(-12, 12, 4001).astype(np.float32)
 
     def one(loc):
-        q = nt.families.MeanField(loc[None], jnp.ones(1, jnp.float32))
+        q = nt.gaussian.families.MeanField(loc[None], jnp.ones(1, jnp.float32))
         evaluation = HINGE.evaluate(q, jnp.ones(1, jnp.float32), jnp.float32(1.0))
         return evaluation.expected, evaluation.at_mean
 

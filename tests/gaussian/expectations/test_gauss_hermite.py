@@ -47,7 +47,7 @@ def evaluate(expectation, q, x, y, curvature="hessian"):
 
 
 def family(loc=LOC, scale=SCALE, dtype=None):
-    return nt.families.MeanField(
+    return nt.gaussian.families.MeanField(
         *(jnp.asarray(np.asarray(leaf, dtype)) for leaf in (loc, scale))
     )
 

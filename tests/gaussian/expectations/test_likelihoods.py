@@ -16,7 +16,7 @@ ex = nt.expectations
 
 
 def point_or(loc, scale, dtype=jnp.float32):
-    return nt.families.MeanField(
+    return nt.gaussian.families.MeanField(
         *(jnp.asarray(np.array([leaf], dtype)) for leaf in (loc, scale))
     )
 
@@ -66,7 +66,7 @@ LINEARISED = ex.linearised(lambda theta, x: theta[0] * x[0], PROBIT)
 )
 def test_outcomes_that_a_loss_does_not_admit(expectation, y, message):
     d = 3 if expectation.of_predictor and expectation.of_predictor.num_outputs else 1
-    state = NGVI.init(nt.families.MeanField(jnp.zeros(d), jnp.ones(d)))
+    state = NGVI.init(nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d)))
     with pytest.raises(ValueError, match=message):
         nt.online.update(NGVI, expectation, state, jnp.ones(1), y)
     expectation.check(np.ones(1), np.nan)
@@ -91,7 +91,7 @@ def test_outcomes_that_a_loss_does_not_admit(expectation, y, message):
 )
 def test_traced_outcomes_that_a_loss_does_not_admit(expectation, y):
     d = 3 if expectation.of_predictor and expectation.of_predictor.num_outputs else 1
-    state = NGVI.init(nt.families.MeanField(jnp.zeros(d), jnp.ones(d)))
+    state = NGVI.init(nt.gaussian.families.MeanField(jnp.zeros(d), jnp.ones(d)))
     # Traced, it cannot be read: no loss, and the round is rejected.
     after, losses = jax.jit(
         lambda y: nt.online.update(NGVI, expectation, state, jnp.ones(1), y)
@@ -181,7 +181,9 @@ def test_probit_far_on_the_wrong_side_keeps_the_digits_of_its_curvature():
 def probits(locs, spread):
     def at(loc):
         return PROBIT.evaluate(
-            nt.families.MeanField(loc[None], spread[None]), jnp.ones(1), jnp.ones(())
+            nt.gaussian.families.MeanField(loc[None], spread[None]),
+            jnp.ones(1),
+            jnp.ones(()),
         )
 
     return jax.vmap(at)(locs)
@@ -253,8 +255,10 @@ def test_a_rate_that_overflows_rejects_its_round(name):
     scale = 30.0
     prior = {
         "MeanField": point_or(0.0, scale),
-        "FullRank": nt.families.FullRank(jnp.zeros(1), jnp.full((1, 1), scale)),
-        "LowRank": nt.families.LowRank(
+        "FullRank": nt.gaussian.families.FullRank(
+            jnp.zeros(1), jnp.full((1, 1), scale)
+        ),
+        "LowRank": nt.gaussian.families.LowRank(
             jnp.zeros(1), jnp.full(1, scale**-2), jnp.zeros((1, 1))
         ),
     }[name]

@@ -38,7 +38,9 @@ def call(request):
 
 
 def family(loc=LOC, scale=SCALE, dtype=None):
-    return nt.families.MeanField(*(jnp.asarray(leaf, dtype) for leaf in (loc, scale)))
+    return nt.gaussian.families.MeanField(
+        *(jnp.asarray(leaf, dtype) for leaf in (loc, scale))
+    )
 
 
 @pytest.mark.full
@@ -76,7 +78,7 @@ def test_an_evaluation_is_the_mean_over_its_draws(antithetic, x64, key):
         key
     )
     draws = np.asarray(
-        nt.families.family_of(q).sample(key, q, (2 if antithetic else 4,))
+        nt.gaussian.families.family_of(q).sample(key, q, (2 if antithetic else 4,))
     )
     draws = np.concatenate([draws, 2 * LOC - draws]) if antithetic else draws
     margin = (Y * (X @ draws.T).T)[:, mask]
@@ -98,7 +100,7 @@ def test_at_a_kink_a_point_has_the_mean_of_both_slopes(key):
     expectation = nt.expectations.monte_carlo(
         lambda theta, y: jnp.abs(theta[0] - y) + jnp.maximum(theta[0] - y, 0.0)
     )
-    point = nt.families.MeanField(jnp.array([2.0]), jnp.zeros(1))
+    point = nt.gaussian.families.MeanField(jnp.array([2.0]), jnp.zeros(1))
     found = jax.jit(
         lambda y: expectation.evaluate(point, y, rng_key=key, curvature="none")
     )(2.0)
@@ -253,11 +255,11 @@ def gaussian(name):
     """A q with correlations, its mean and covariance."""
     if name == "FullRank":
         factor = np.array([[0.3, 0.0, 0.0], [0.2, 0.4, 0.0], [-0.1, 0.1, 0.5]])
-        return nt.families.FullRank(
+        return nt.gaussian.families.FullRank(
             jnp.asarray(LOC), jnp.asarray(factor)
         ), factor @ factor.T
     columns = np.array([[1.0], [-2.0], [0.5]])
-    q = nt.families.LowRank(
+    q = nt.gaussian.families.LowRank(
         jnp.asarray(LOC), jnp.asarray(SCALE**-2), jnp.asarray(columns)
     )
     return q, np.linalg.inv(np.diag(SCALE**-2) + columns @ columns.T)

@@ -32,13 +32,13 @@ def make(name, d):
     rng = np.random.default_rng(5)
     m, scale = jnp.asarray(rng.normal(0.0, 0.5, d)), rng.uniform(0.2, 0.6, d)
     if name == "MeanField":
-        return nt.families.MeanField(m, jnp.asarray(scale)), np.diag(scale**2)
+        return nt.gaussian.families.MeanField(m, jnp.asarray(scale)), np.diag(scale**2)
     if name == "FullRank":
         factor = np.tril(rng.normal(0.0, 0.1, (d, d)), -1) + np.diag(scale)
-        return nt.families.FullRank(m, jnp.asarray(factor)), factor @ factor.T
+        return nt.gaussian.families.FullRank(m, jnp.asarray(factor)), factor @ factor.T
     columns = rng.normal(0.0, 1.5, (d, 2))
     precision = np.diag(scale**-2) + columns @ columns.T
-    return nt.families.LowRank(
+    return nt.gaussian.families.LowRank(
         m, jnp.asarray(scale**-2), jnp.asarray(columns)
     ), np.linalg.inv(precision)
 
@@ -51,7 +51,11 @@ def cross_entropy(u, y):
 
 def dense(evaluation):
     grad_var = evaluation.grad_var
-    return grad_var.dense() if isinstance(grad_var, nt.families.Rows) else grad_var
+    return (
+        grad_var.dense()
+        if isinstance(grad_var, nt.gaussian.families.Rows)
+        else grad_var
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,7 +96,7 @@ def test_two_classes_are_the_logistic_loss(x64):
     logistic = ex.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u), num_nodes=30)
     # The difference of the two predictors is one with the coefficients θ_0 - θ_1.
     m, scale = np.asarray(q.loc), np.asarray(q.scale)
-    half = nt.families.MeanField(
+    half = nt.gaussian.families.MeanField(
         jnp.asarray(m[:2] - m[2:]),
         jnp.asarray(np.sqrt(np.square(scale[:2]) + np.square(scale[2:]))),
     )
@@ -223,7 +227,7 @@ def test_a_model_with_several_outputs_and_two_sites(x64, family, curvature):
 @pytest.mark.full
 def test_gauss_newton_of_several_outputs_by_draws_of_the_parameters(x64, key):
     # At a point every draw is the mean.
-    q = nt.families.MeanField(make("MeanField", 6)[0].loc, jnp.zeros(6))
+    q = nt.gaussian.families.MeanField(make("MeanField", 6)[0].loc, jnp.zeros(6))
     data, mask = (
         (jnp.asarray(X), jnp.asarray(CLASSES)),
         jnp.asarray([True, False, True]),
@@ -245,7 +249,7 @@ def test_softmax_learns_in_a_stream(key):
     x = jax.random.normal(key, (300, 2))
     y = jnp.argmax(x @ truth.T, axis=-1)
     rule = nt.online.ngvi()
-    prior = nt.families.FullRank(jnp.zeros(6), jnp.eye(6))
+    prior = nt.gaussian.families.FullRank(jnp.zeros(6), jnp.eye(6))
     state, losses = nt.online.run(
         rule, ex.softmax(3, num_nodes=6), rule.init(prior), x, y
     )
@@ -276,7 +280,7 @@ def test_arguments(call, key):
         ex.softmax(3, num_draws=0)
     with pytest.raises(ValueError, match=r"either a loss.*value or a"):
         ex.predictor_monte_carlo(num_outputs=3)
-    q = nt.families.MeanField(jnp.zeros(6), jnp.ones(6))
+    q = nt.gaussian.families.MeanField(jnp.zeros(6), jnp.ones(6))
     with pytest.raises(TypeError, match=r"needs a model.*for a bare stream"):
         call(
             ex.predictor_monte_carlo(num_outputs=3, predictor="eta").evaluate,
@@ -301,7 +305,7 @@ def test_a_piecewise_linear_loss_of_several_outputs_has_fisher_curvature_alone(c
     def margin(u, y):
         return jnp.maximum(1.0 + u[0] - u[1], 0.0)
 
-    q = nt.families.MeanField(jnp.zeros(4), jnp.ones(4))
+    q = nt.gaussian.families.MeanField(jnp.zeros(4), jnp.ones(4))
     expectation = ex.gauss_hermite(margin, num_outputs=2, num_nodes=6)
     with pytest.raises(ValueError, match=r"^the loss is.*piecewise linear.*fisher"):
         call(expectation.evaluate, q, jnp.ones(2), 0.0)
@@ -394,7 +398,7 @@ def test_linearised_takes_a_loss_of_a_predictor(key):
             TypeError, match="linearised needs the expectation of a predictor's loss"
         ):
             ex.linearised(network, wrong)
-    q = nt.families.MeanField(jnp.zeros(12), jnp.ones(12))
+    q = nt.gaussian.families.MeanField(jnp.zeros(12), jnp.ones(12))
     with pytest.raises(
         ValueError, match=r"predict must return shape \(3,\) for one datum, got \(\)"
     ):

@@ -117,13 +117,13 @@ def make(name, d, dtype=None):
     rng = np.random.default_rng(3)
     m, scale = rng.normal(0.0, 0.5, d), rng.uniform(0.3, 0.9, d)
     if name == "MeanField":
-        q, covariance = nt.families.MeanField(m, scale), np.diag(scale**2)
+        q, covariance = nt.gaussian.families.MeanField(m, scale), np.diag(scale**2)
     elif name == "FullRank":
         factor = np.tril(rng.normal(0.0, 0.15, (d, d)), -1) + np.diag(scale)
-        q, covariance = nt.families.FullRank(m, factor), factor @ factor.T
+        q, covariance = nt.gaussian.families.FullRank(m, factor), factor @ factor.T
     else:
         diag, columns = scale**-2, rng.normal(0.0, 1.5, (d, 2))
-        q = nt.families.LowRank(m, diag, columns)
+        q = nt.gaussian.families.LowRank(m, diag, columns)
         covariance = np.linalg.inv(np.diag(diag) + columns @ columns.T)
     return (
         jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, dtype)), q),
@@ -299,8 +299,8 @@ def test_without_spread(x64, name):
 def test_a_diagonal_covariance_is_the_mean_field(x64, name):
     case = CASES[name]
     q, m, _ = make("MeanField", dimension(case))
-    full = nt.families.FullRank(q.loc, jnp.asarray(np.diag(q.scale)))
-    low = nt.families.LowRank(
+    full = nt.gaussian.families.FullRank(q.loc, jnp.asarray(np.diag(q.scale)))
+    low = nt.gaussian.families.LowRank(
         q.loc, jnp.asarray(1 / np.square(q.scale)), jnp.zeros((len(m), 1))
     )
     evaluate = jax.jit(lambda q, x, y: shown(case.expectation.evaluate(q, x, y)))

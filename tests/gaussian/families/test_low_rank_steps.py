@@ -29,8 +29,8 @@ def test_a_step_keeps_a_part_of_the_precision_and_is_pulled_to_the_prior(
     keep, pull, x64
 ):
     q, prior = (
-        nt.families.LowRank(LOC, DIAG, FACTOR),
-        nt.families.LowRank(PRIOR_LOC, PRIOR_DIAG, PRIOR_FACTOR),
+        nt.gaussian.families.LowRank(LOC, DIAG, FACTOR),
+        nt.gaussian.families.LowRank(PRIOR_LOC, PRIOR_DIAG, PRIOR_FACTOR),
     )
 
     @jax.jit
@@ -51,25 +51,29 @@ def test_a_step_keeps_a_part_of_the_precision_and_is_pulled_to_the_prior(
 
 
 def test_another_family_becomes_low_rank_by_its_precision(x64):
-    like = nt.families.LowRank(jnp.zeros(3), jnp.ones(3), jnp.zeros((3, 3)))
+    like = nt.gaussian.families.LowRank(jnp.zeros(3), jnp.ones(3), jnp.zeros((3, 3)))
     root = np.array([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [-0.3, 0.2, 0.7]])
     convert = jax.jit(family_of(like).convert)
-    full = convert(nt.families.FullRank(jnp.asarray(LOC), jnp.asarray(root)), like)
+    full = convert(
+        nt.gaussian.families.FullRank(jnp.asarray(LOC), jnp.asarray(root)), like
+    )
     np.testing.assert_allclose(
         precision_of(full), np.linalg.inv(root @ root.T), rtol=1e-8, atol=1e-10
     )
     diagonal = convert(
-        nt.families.MeanField(jnp.asarray(LOC), jnp.asarray([0.5, 1.0, 2.0])), like
+        nt.gaussian.families.MeanField(jnp.asarray(LOC), jnp.asarray([0.5, 1.0, 2.0])),
+        like,
     )
     np.testing.assert_allclose(
         precision_of(diagonal), np.diag([4.0, 1.0, 0.25]), atol=1e-12
     )
-    wider = nt.families.LowRank(
+    wider = nt.gaussian.families.LowRank(
         jnp.asarray(LOC), jnp.asarray(DIAG), jnp.asarray(FACTOR)
     )
     assert family_of(like).convert(wider, like) is wider
     fewer = convert(
-        wider, nt.families.LowRank(jnp.zeros(3), jnp.ones(3), jnp.zeros((3, 1)))
+        wider,
+        nt.gaussian.families.LowRank(jnp.zeros(3), jnp.ones(3), jnp.zeros((3, 1))),
     )
     # The diagonal of the precision stays.
     np.testing.assert_allclose(

@@ -21,7 +21,7 @@ DEVIATIONS = np.array([[0.5, 1.0], [2.0, 0.3]])
 )
 def test_a_mixture_has_its_density_and_its_draws(root, key, x64):
     def both(key, theta):
-        q = nt.families.GaussianMixture(
+        q = nt.gaussian.families.GaussianMixture(
             jnp.log(WEIGHTS), jnp.asarray(LOC), jnp.asarray(root)
         )
         return q.log_prob(theta), q.sample(key, (5, 3))

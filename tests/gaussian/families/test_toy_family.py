@@ -108,7 +108,7 @@ class AutoIsotropic(nt.guides.AutoOnlineGuide):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    nt.families.register(Isotropic, FAMILY)
+    nt.gaussian.families.register(Isotropic, FAMILY)
     yield
     base._FAMILIES.pop(Isotropic)
 
@@ -259,7 +259,10 @@ def test_online_vi_takes_its_guide(x64, tmp_path, key):
 @pytest.mark.full
 def test_fit_gaussian_takes_its_guide(x64, key):
     x, y = np.concatenate([np.eye(2)] * 3), np.arange(6.0)
-    for method in (nt.descent.natural_gradient(), nt.descent.forward_backward()):
+    for method in (
+        nt.gaussian.descent.natural_gradient(),
+        nt.gaussian.descent.forward_backward(),
+    ):
         fit = nt.fit_gaussian(
             key, model, AutoIsotropic, x, y, expectation=EXPECTATION, method=method
         )
@@ -282,7 +285,9 @@ def test_rules_refuse_what_it_has_not():
         TypeError, match=r"ewa is exact on FullRank, got Isotropic.*or take ngvi"
     ):
         nt.online.ewa(0.5).init(prior)
-    nt.families.register(Isotropic, FAMILY._replace(kl_prox=None, from_root=None))
+    nt.gaussian.families.register(
+        Isotropic, FAMILY._replace(kl_prox=None, from_root=None)
+    )
     with pytest.raises(
         TypeError,
         match=r"svb does not work on Isotropic: take MeanField or FullRank\. Of the rules ngvi",
@@ -293,7 +298,7 @@ def test_rules_refuse_what_it_has_not():
         match="aggregate does not work on Isotropic: take MeanField or FullRank",
     ):
         nt.online.aggregate(nt.online.grid(nt.online.ngvi, step_size=[0.1])).init(prior)
-    nt.families.register(Isotropic, FAMILY)
+    nt.gaussian.families.register(Isotropic, FAMILY)
 
 
 def test_what_is_registered_is_checked():
@@ -301,9 +306,9 @@ def test_what_is_registered_is_checked():
         TypeError,
         match=r"^a family.*a NamedTuple whose first field is loc, got <class 'dict'>",
     ):
-        nt.families.register(dict, FAMILY)
+        nt.gaussian.families.register(dict, FAMILY)
     with pytest.raises(TypeError, match="takes a Family, got function"):
-        nt.families.register(Isotropic, check)
+        nt.gaussian.families.register(Isotropic, check)
 
 
 def test_a_guide_without_a_start_says_what_it_lacks(key):

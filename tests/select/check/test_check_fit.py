@@ -211,7 +211,7 @@ def test_any_guide(guide):
     x, y = linear_data()
     mean, cov = linear_posterior(x, y, 0.5)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", nt.ConvergenceWarning)
+        warnings.simplefilter("ignore", nt.warnings.ConvergenceWarning)
         fit = nt.fit_svi(KEY, linear, guide, x, y, alpha=0.5)
     check = nt.check_fit(KEY, fit)
     assert check.status == "bounded"
@@ -278,7 +278,7 @@ def test_a_mixture_through_its_bridge():
     x = np.r_[rng.normal(-4.0, 1.0, 40), rng.normal(4.0, 1.0, 60)][:, None].astype(
         np.float32
     )
-    component = nt.components.known_variance(1, prior_scale=10.0)
+    component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
     fit = nt.mixtures.fit(KEY, x, component, num_components=2)
     check = nt.check_fit(KEY, fit, x)
     assert check.status == "bounded"
@@ -373,7 +373,7 @@ def test_the_covariance_of_an_exact_fit_is_exact():
 def with_scale(model, scale):
     """A mean-field fit of one log-normal latent with this scale and the location 0."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", nt.ConvergenceWarning)
+        warnings.simplefilter("ignore", nt.warnings.ConvergenceWarning)
         fit = nt.fit_svi(KEY, model, AutoNormal, num_steps=20)
     return fit._replace(
         params={"x_auto_loc": jnp.array(0.0), "x_auto_scale": jnp.array(scale)}
@@ -466,7 +466,7 @@ def test_a_bound_of_many_sds_is_none():
         numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.0)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", nt.ConvergenceWarning)
+        warnings.simplefilter("ignore", nt.warnings.ConvergenceWarning)
         fit = nt.fit_svi(KEY, funnel, AutoNormal)
     check = nt.check_fit(KEY, fit)
     assert check.status in ("estimated", "unreliable")
@@ -495,7 +495,7 @@ def test_what_has_no_density_is_refused():
     y = jnp.array([0.3, 1.2, -0.4, 0.8])
     few = {"num_steps": 20}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", nt.ConvergenceWarning)
+        warnings.simplefilter("ignore", nt.warnings.ConvergenceWarning)
         delta = nt.fit_svi(KEY, plain, AutoDelta, y, **few)
         by_rows = nt.fit_svi(
             KEY, local, AutoNormal, y, alpha=0.5, local_plates=["row"], **few

@@ -131,7 +131,7 @@ def test_the_fit_of_a_stream_is_that_of_its_state():
 def test_the_law_of_a_reference_is_that_of_its_draws(is_heavy):
     guide, params, cov = LAWS["AutoMultivariateNormal"]
     params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
-    fit = nt.TemperedFit(
+    fit = nt.results.TemperedFit(
         nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
     )
     loc, cov = LOC[BY_NAME], cov[np.ix_(BY_NAME, BY_NAME)]
@@ -148,7 +148,7 @@ def test_the_law_of_a_reference_is_that_of_its_draws(is_heavy):
 def test_the_cover_of_a_mixture_has_its_modes_with_heavier_tails():
     guide, params, _ = LAWS["AutoMultivariateNormal"]
     params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
-    fit = nt.TemperedFit(
+    fit = nt.results.TemperedFit(
         nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
     )
     target = fit.target
@@ -156,7 +156,9 @@ def test_the_cover_of_a_mixture_has_its_modes_with_heavier_tails():
         jnp.array([[3.0, 0.0, 0.0], [-3.0, 0.0, 0.0]]),
         jnp.stack([0.5 * jnp.eye(3)] * 2),
     )
-    mixture = nt.families.GaussianMixture(jnp.log(jnp.array([0.25, 0.75])), loc, root)
+    mixture = nt.gaussian.families.GaussianMixture(
+        jnp.log(jnp.array([0.25, 0.75])), loc, root
+    )
     start = _candidate(
         KEY, np.zeros(3), np.eye(3), target, 4000, is_heavy=False
     ).draws._replace(mixture=mixture)
@@ -173,7 +175,7 @@ def test_the_cover_of_a_mixture_has_its_modes_with_heavier_tails():
 def test_a_cover_that_is_far_off_moves_to_the_moments_of_its_weighted_draws():
     guide, params, _ = LAWS["AutoMultivariateNormal"]
     params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
-    fit = nt.TemperedFit(
+    fit = nt.results.TemperedFit(
         nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
     )
     target = fit.target
@@ -192,7 +194,7 @@ def test_a_cover_that_is_far_off_moves_to_the_moments_of_its_weighted_draws():
 
 
 def test_the_fit_of_a_choice_is_the_one_that_was_chosen():
-    fit = nt.TemperedFit(model, model, {}, 1.0, None, None, {}, (Y,), {}, KEY)
+    fit = nt.results.TemperedFit(model, model, {}, 1.0, None, None, {}, (Y,), {}, KEY)
 
     assert bind(SimpleNamespace(fit=fit)) is fit
     with pytest.raises(
@@ -211,7 +213,7 @@ def test_a_cover_of_draws_alone_begins_at_their_moments(monkeypatch):
     """Of a fit without a law, such as one by hand, where the curvature is not known."""
     guide, params, _ = LAWS["AutoMultivariateNormal"]
     params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
-    fit = nt.TemperedFit(
+    fit = nt.results.TemperedFit(
         nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY
     )
     target = fit.target

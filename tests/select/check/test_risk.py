@@ -52,8 +52,8 @@ def fit_of(model, guide=AutoNormal, args=(X, Y), kl=2.5, improper=()):
     params = {
         name: site["value"] for name, site in trace.items() if site["type"] == "param"
     }
-    elbo = nt.TemperedELBO(-100.0, 0.1, -50.0, kl, improper)
-    return nt.TemperedFit(
+    elbo = nt.results.TemperedELBO(-100.0, 0.1, -50.0, kl, improper)
+    return nt.results.TemperedFit(
         tempered, guide, params, 0.5, np.zeros(1), elbo, {"y": args[1]}, args, {}, KEY
     )
 

@@ -10,7 +10,7 @@ from numpyro_tempered.core.checks import check_choice
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.arviz import assemble, dataset, versions
-from numpyro_tempered.theory.bounds import Bound, online_to_batch
+from numpyro_tempered.theory.bounds.base import Bound, online_to_batch
 from numpyro_tempered.theory.hindsight import Hindsight
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def regret_ledger(
     Args:
         losses: Losses per round by rule, as ``nt.online.run`` returns them: shape ``(T,)``, or ``(R, T)`` for R
             replications.
-        hindsight: The best fixed parameter, from :mod:`numpyro_tempered.hindsight`, with its losses in the order
+        hindsight: The best fixed parameter, from :mod:`.bounds.hindsight`, with its losses in the order
             of the stream; one for each replication where they differ.
         bounds: By rule, from :mod:`numpyro_tempered.bounds`, for round T or for ``np.arange(1, T + 1)``.
         averages: By rule, the average of the decisions, from :func:`numpyro_tempered.online.average`: shape
@@ -74,14 +74,14 @@ def regret_ledger(
         >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro_tempered as nt
         >>> x, y = jnp.ones((40, 1)), jnp.asarray(np.tile([1.0, 1.0, -1.0, 1.0], 10))
-        >>> box, prior = nt.online.Box(1.0, 1.0), nt.families.MeanField(jnp.zeros(1), jnp.ones(1))
+        >>> box, prior = nt.online.Box(1.0, 1.0), nt.gaussian.families.MeanField(jnp.zeros(1), jnp.ones(1))
         >>> L, D = nt.bounds.lipschitz(x), nt.bounds.diameter(box, d=1)
         >>> rate = nt.online.svb_rate(nt.online.svb_constant(lipschitz=L, diameter=D))
         >>> rule = nt.online.svb(rate, box=box)
         >>> _, losses = nt.online.run(rule, nt.expectations.hinge(), rule.init(prior), x, y)
-        >>> data = nt.regret_ledger(
+        >>> data = nt.bounds.regret_ledger(
         ...     {"svb": losses},
-        ...     hindsight=nt.hindsight.hinge(x, y, box),
+        ...     hindsight=nt.bounds.hindsight.hinge(x, y, box),
         ...     bounds={"svb": nt.bounds.svb(np.arange(1, 41), lipschitz=L, diameter=D)},
         ... )
         >>> table = nt.table(data)
