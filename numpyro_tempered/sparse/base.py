@@ -14,8 +14,7 @@ from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.processes import automatic_mesh
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
-from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
-from numpyro_tempered.gaussian.families.spike_slab import kl
+from numpyro_tempered.gaussian.families import MeanField, SpikeSlab, spike_slab
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.distributions import SpikeAndSlab
 
@@ -241,18 +240,12 @@ def draw_factors(
     """Draws by site: ``coef``, and ``intercept`` and ``noise_precision`` where the model has them."""
     q = factors.coefficients
     gate_key, slab_key, intercept_key = jax.random.split(rng_key, 3)
-    shape, dtype = (num_samples, *q.loc.shape), q.loc.dtype
-    slab = q.loc + q.scale * jax.random.normal(slab_key, shape, dtype)
-    # A uniform draw is below 1: a column of probability 1 is always in.
-    draws = {
-        "coef": jnp.where(
-            jax.random.uniform(gate_key, shape, dtype) < q.probs, slab, 0.0
-        )
-    }
+    shape = (num_samples, *q.loc.shape)
+    draws = {"coef": spike_slab.draw(q, gate_key, slab_key, shape)}
     if factors.intercept is not None:
         loc, scale = factors.intercept
         draws["intercept"] = loc + scale * jax.random.normal(
-            intercept_key, (num_samples,), dtype
+            intercept_key, (num_samples,), q.loc.dtype
         )
     if factors.noise is not None:
         noise_key = jax.random.fold_in(rng_key, 1)
@@ -275,7 +268,7 @@ def elbo_of(
         raise ValueError(
             f"this is a batch of fits, by vmap: take one of them, such as {one}."
         )
-    divergence = jnp.sum(kl(factors.coefficients, SpikeSlab(*_slab(prior))))
+    divergence = jnp.sum(spike_slab.kl(factors.coefficients, SpikeSlab(*_slab(prior))))
     if factors.intercept is not None:
         intercept_prior = dist.Normal(0.0, prior.intercept_scale)
         divergence += dist.kl_divergence(

@@ -3,6 +3,7 @@ r"""Gaussians whose precision is diagonal plus low rank, q = N(loc, (diag(D) + U
 The precision, not the covariance, has this form: data add to it. Every operation is O(d k²).
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -39,6 +40,29 @@ class LowRank(NamedTuple):
     loc: Array
     precision_diag: Array
     precision_factor: Array
+
+    @property
+    def mean(self) -> Array:
+        """Means of the coordinates, ``(d,)``."""
+        return self.loc
+
+    @property
+    def sd(self) -> Array:
+        """Standard deviations of the coordinates, ``(d,)``."""
+        return marginal_scale(self)
+
+    @property
+    def covariance(self) -> Array:
+        """The covariance, ``(d, d)``."""
+        return times_covariance(self, jnp.eye(len(self.loc), dtype=self.loc.dtype))
+
+    def log_prob(self, theta: Array) -> Array:
+        """The log-density at ``theta``, ``(..., d)``; gives ``(...)``."""
+        return log_density(self, theta)
+
+    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws of shape ``sample_shape + (d,)``."""
+        return sample(rng_key, self, sample_shape)
 
 
 class Memory(NamedTuple):
@@ -176,6 +200,12 @@ def log_det_precision(q: LowRank) -> Array:
     return jnp.sum(jnp.log(q.precision_diag)) + 2.0 * jnp.sum(
         jnp.log(jnp.diagonal(core))
     )
+
+
+def log_density(q: LowRank, theta: Array) -> Array:
+    """The log-density at ``theta``, ``(..., d)``, in O(d k)."""
+    constant = len(q.loc) * math.log(2.0 * math.pi)
+    return 0.5 * (log_det_precision(q) - constant - quadratic_form(q, theta))
 
 
 def kl(q: LowRank, p: LowRank) -> Array:

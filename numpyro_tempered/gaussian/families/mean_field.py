@@ -22,6 +22,7 @@ from numpyro_tempered.gaussian.families.base import (
     Gain,
     Sample,
     as_floating,
+    log_density,
     register,
     sampler,
 )
@@ -46,6 +47,29 @@ class MeanField(NamedTuple):
 
     loc: Array
     scale: Array
+
+    @property
+    def mean(self) -> Array:
+        """Means of the coordinates, ``(d,)``."""
+        return self.loc
+
+    @property
+    def sd(self) -> Array:
+        """Standard deviations of the coordinates, ``(d,)``."""
+        return self.scale
+
+    @property
+    def covariance(self) -> Array:
+        """The covariance, ``(d, d)``."""
+        return jnp.diag(jnp.square(self.scale))
+
+    def log_prob(self, theta: Array) -> Array:
+        """The log-density at ``theta``, ``(..., d)``; gives ``(...)``."""
+        return log_density(self.loc, self.scale, theta)
+
+    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws of shape ``sample_shape + (d,)``."""
+        return sample(rng_key, self, sample_shape)
 
 
 class Natural(NamedTuple):
