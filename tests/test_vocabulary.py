@@ -133,6 +133,24 @@ BANNED = {
     "wanted",
     "widest",
 }
+# Words of no field, and the rooms that still have them.
+INVENTED = {
+    "Beginning",
+    "Climb",
+    "Growth",
+    "Query",
+    "Rest",
+    "Settler",
+    "Verdict",
+    "Visit",
+    "alike",
+    "automatic",
+    "beginning",
+    "climb",
+    "visit",
+    "whole",
+}
+WITH_INVENTED = {"handlers", "infer", "select"}
 # Documents that no reader has, and sentences that read as translated.
 PRIVATE = re.compile(
     r"\b(?:MATH|DESIGN|HOUSE|STYLE|NUMPYRO|BUILD)\.md\b|\b(?:MATH|DESIGN|HOUSE|STYLE),? section\b"
@@ -256,11 +274,12 @@ def assigned_names(tree):
 @pytest.mark.parametrize("room", ROOMS)
 def test_names_are_nouns_and_verbs(room):
     paths = [path for path in MODULES if module_of(path) == room]
+    words = BANNED if room in WITH_INVENTED else BANNED | INVENTED
     banned = {
         f"{identify(path)}:{line}": name
         for path in paths
         for name, line in assigned_names(parse(path))
-        if name.strip("_") in BANNED
+        if name.strip("_") in words
     }
     assert banned == {}
 

@@ -339,8 +339,8 @@ def _whole_lines(
         place = text.rfind(end) + 1
         if b'"' in text and not closed.fullmatch(text, 0, place):
             # Going through all lines takes several times longer, and few texts break a line within quotes.
-            whole = lines.match(text)
-            place = whole.end() if whole else 0
+            complete = lines.match(text)
+            place = complete.end() if complete else 0
         return place
 
     if match:

@@ -19,8 +19,8 @@ from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import (
     Algorithm,
     Limits,
+    PassState,
     Summary,
-    Visit,
     after_pass,
 )
 from numpyro_tempered.mixtures.components.base import (
@@ -35,7 +35,7 @@ from numpyro_tempered.mixtures.prepare import (
     spacing_of,
     weight_of,
 )
-from numpyro_tempered.mixtures.source import Beginning, pass_of
+from numpyro_tempered.mixtures.source import Starts, pass_of
 
 Chunk: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
 Chunks: TypeAlias = Iterable[Chunk] | Callable[[], Iterable[Chunk]]
@@ -115,8 +115,8 @@ class ChunkSource(NamedTuple):
         rng_key: Array,
         algorithm: Algorithm,
         problem: P,
-        beginning: Beginning,
-        rest: object = None,
+        starts: Starts,
+        next_steps: object = None,
     ) -> tuple[P, Any]:
         """The problem, and states from responsibilities of the sample, weighted as all data."""
         problem = jax.tree.map(np.asarray, self.reduce(algorithm.pose, problem))
@@ -125,14 +125,14 @@ class ChunkSource(NamedTuple):
             weight=(scale * self.data.weight).astype(self.data.weight.dtype)
         )
         sample = array_source(
-            data, beginning.num_components, beginning.num_restarts, fill=False
+            data, starts.num_components, starts.num_restarts, fill=False
         )
-        _, states = sample.begin(rng_key, algorithm, problem, beginning)
+        _, states = sample.begin(rng_key, algorithm, problem, starts)
         return problem, states
 
     def ascend(
         self, algorithm: Algorithm, problem: Any, states: T, limits: Limits
-    ) -> Ascent[Visit[T]]:
+    ) -> Ascent[PassState[T]]:
         """All restarts to their ends, a pass over the chunks for each iteration."""
         component, dtype = self.data.component, self.data.rows.dtype
         tolerance, total = (
@@ -140,7 +140,7 @@ class ChunkSource(NamedTuple):
             for each in (limits.tolerance_at(dtype), self.data.total)
         )
 
-        def advance(state: Ascent[Visit[T]], until: int) -> Ascent[Visit[T]]:
+        def advance(state: Ascent[PassState[T]], until: int) -> Ascent[PassState[T]]:
             sums = self.reduce(pass_of(algorithm), problem, state.point.update)
             return _after_pass(
                 state,
@@ -206,9 +206,13 @@ def read_checked(chunks: Chunks, component: Component) -> Iterator[Block]:
         if np.shape(parts[0])[0] == 0:
             continue
         try:
-            whole = [to_host(part) if spans_processes(part) else part for part in parts]
-            rows = np.asarray(component.check(whole[0]))
-            weight = np.asarray(weight_of(whole[1] if len(whole) == 2 else None, rows))
+            on_host = [
+                to_host(part) if spans_processes(part) else part for part in parts
+            ]
+            rows = np.asarray(component.check(on_host[0]))
+            weight = np.asarray(
+                weight_of(on_host[1] if len(on_host) == 2 else None, rows)
+            )
         except (TypeError, ValueError) as error:
             raise type(error)(f"chunk {number}: {error}") from error
         yield rows, np.where(np.all(np.isnan(rows), axis=1), 0.0, weight)
@@ -332,7 +336,7 @@ def _finish(
 
 @partial(jax.jit, static_argnames=("component", "algorithm"))
 def _after_pass(
-    state: Ascent[Visit[T]],
+    state: Ascent[PassState[T]],
     problem: Any,
     sums: Any,
     tolerance: Array,
@@ -340,7 +344,7 @@ def _after_pass(
     *,
     component: Component,
     algorithm: Algorithm,
-) -> Ascent[Visit[T]]:
+) -> Ascent[PassState[T]]:
     """The state of the ascent after a pass over the data with these sums, leading axis R."""
     after = after_pass(algorithm, component, problem, state.point, sums, total)
     return record(state, after, tolerance * total)

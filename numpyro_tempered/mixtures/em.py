@@ -31,7 +31,7 @@ from numpyro_tempered.mixtures.likelihood import (
 )
 from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.rounding import check_resolution
-from numpyro_tempered.mixtures.source import Beginning, Rest
+from numpyro_tempered.mixtures.source import NextSteps, Starts
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 
 
@@ -200,16 +200,16 @@ def em(
     data, dtype = source.data, source.data.rows.dtype
     active: Any = np.arange(source.capacity(num_components)) < num_components
     numbers: Any = (np.asarray(each, dtype) for each in (pseudo_data, data.total))
-    beginning = Beginning(num_components, start_or_default(start), limits.num_restarts)
+    starts = Starts(num_components, start_or_default(start), limits.num_restarts)
     algorithm = EXPECTATION_MAXIMISATION
     in_double = partial(jax.tree.map, partial(np.asarray, dtype=np.float64))
     extra = data.centre, np.asarray(data.spacings), in_double(data.prior)
 
-    def rest(problem: EMProblem, points: Point) -> Rest:
-        return Rest(limits, FINAL, (in_double(ascent.restart(points, 0)), extra))
+    def next_steps(problem: EMProblem, points: Point) -> NextSteps:
+        return NextSteps(limits, FINAL, (in_double(ascent.restart(points, 0)), extra))
 
     problem, points = source.begin(
-        rng_key, algorithm, EMProblem(data.prior, active, *numbers), beginning, rest
+        rng_key, algorithm, EMProblem(data.prior, active, *numbers), starts, next_steps
     )
     if not bool(problem.is_resolved):
         raise FloatingPointError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Limits, Summary, Visit
+from numpyro_tempered.mixtures.ascent import Limits, PassState, Summary
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, broadcast_prior
 from numpyro_tempered.mixtures.draws import Noises, draw_noise, parameters_at
@@ -35,7 +35,7 @@ from numpyro_tempered.mixtures.rounding import (
     losses_of,
     sizes_of,
 )
-from numpyro_tempered.mixtures.source import Rest, Source
+from numpyro_tempered.mixtures.source import NextSteps, Source
 from numpyro_tempered.mixtures.sweep import (
     Blocks,
     Coefficients,
@@ -147,13 +147,13 @@ def following(
     limits: Limits,
     num_samples: int,
     *_: object,
-) -> Rest:
-    """What follows the beginning of a fit; see :class:`Rest`."""
+) -> NextSteps:
+    """What follows the first states of a fit; see :class:`NextSteps`."""
     at_prior = Factors(
         problem.concentration,
         broadcast_prior(problem.prior, len(problem.concentration)),
     )
-    return Rest(
+    return NextSteps(
         limits, FINAL, final_arguments(rng_key, data, problem, at_prior, num_samples)
     )
 
@@ -255,10 +255,12 @@ def coefficients_of(
     return jax.vmap(of_one)(*draws)
 
 
-def step_error(source: Source, problem: MixtureProblem, visit: Visit[Factors]) -> float:
+def step_error(
+    source: Source, problem: MixtureProblem, point: PassState[Factors]
+) -> float:
     """What F loses by a step of the factors that is not taken in double precision."""
     problem, (factors, following) = jax.tree.map(
-        partial(np.asarray, dtype=np.float64), (problem, visit)
+        partial(np.asarray, dtype=np.float64), (problem, point)
     )
     with double_precision():
         return float(source.reduce(STEP_ERROR, factors, None, (problem, following)))

@@ -8,8 +8,8 @@ from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import check_limits
 from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
-from numpyro_tempered.mixtures.climb import climb
 from numpyro_tempered.mixtures.components.base import Component
+from numpyro_tempered.mixtures.coordinate_ascent import coordinate_ascent
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.search import run
@@ -101,7 +101,9 @@ def fit(
         settings.num_components,
         limits.num_restarts,
     )
-    moving = partial(climb, num_moves=num_moves if settings.num_components > 1 else 0)
+    moving = partial(
+        coordinate_ascent, num_moves=num_moves if settings.num_components > 1 else 0
+    )
     return run(
         rng_key,
         source,
@@ -109,7 +111,7 @@ def fit(
         limits,
         start,
         warm_start,
-        climb=moving,
+        optimise=moving,
         num_samples=num_samples,
     )
 
@@ -202,6 +204,6 @@ def fit_chunks(
         limits,
         start,
         warm_start,
-        climb=climb,
+        optimise=coordinate_ascent,
         num_samples=num_samples,
     )

@@ -137,7 +137,7 @@ def fit_stochastic(
         limits,
         start,
         None,
-        climb=steps,
+        optimise=steps,
         num_samples=num_samples,
         algorithm=STOCHASTIC,
     )

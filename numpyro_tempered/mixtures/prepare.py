@@ -134,7 +134,7 @@ def on_host(x: ArrayLike) -> ArrayLike:
     return (
         np.asarray(x)
         if isinstance(x, jax.Array) and len(x.sharding.device_set) == 1
-        else automatic(x)
+        else automatic_row_mesh(x)
     )
 
 
@@ -306,7 +306,7 @@ def shard_rows(
     return jax.device_put(rows, sharding), jax.device_put(weight, sharding)
 
 
-def automatic(x: ArrayLike) -> ArrayLike:
+def automatic_row_mesh(x: ArrayLike) -> ArrayLike:
     """:func:`automatic_mesh` of rows.
 
     Raises:
@@ -334,4 +334,6 @@ def place_beside(values: ArrayLike, rows: components.Rows) -> Array:
     ):
         return jnp.asarray(values)
     spec = PartitionSpec(*rows.sharding.spec[:1])
-    return jax.device_put(automatic(values), NamedSharding(rows.sharding.mesh, spec))
+    return jax.device_put(
+        automatic_row_mesh(values), NamedSharding(rows.sharding.mesh, spec)
+    )

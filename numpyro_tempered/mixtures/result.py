@@ -212,8 +212,8 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
     )
     falling = numbers if keeps else np.argsort(-fit.counts, kind="stable")
     indices = falling if order is None else np.asarray(order)
-    whole = np.issubdtype(indices.dtype, np.integer)
-    if not whole or sorted(indices.tolist()) != list(range(fit.num_components)):
+    are_integers = np.issubdtype(indices.dtype, np.integer)
+    if not are_integers or sorted(indices.tolist()) != list(range(fit.num_components)):
         raise ValueError(
             f"order must be a permutation of 0 ... {fit.num_components - 1}, got {order}."
         )

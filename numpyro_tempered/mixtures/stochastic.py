@@ -26,7 +26,12 @@ from numpyro_tempered.mixtures.factors import (
     in_order,
     update,
 )
-from numpyro_tempered.mixtures.prepare import automatic, check_settings, move, weight_of
+from numpyro_tempered.mixtures.prepare import (
+    automatic_row_mesh,
+    check_settings,
+    move,
+    weight_of,
+)
 from numpyro_tempered.mixtures.starts import Start, start_data, start_or_default
 from numpyro_tempered.mixtures.weights import Concentration
 
@@ -247,7 +252,7 @@ def stochastic(
         x: ArrayLike, sample_weight: ArrayLike | None
     ) -> tuple[Array, Array, sweep.Blocks]:
         """Rows less the centre, their weights, and both in blocks."""
-        rows = move(component.check(automatic(x)), shift)
+        rows = move(component.check(automatic_row_mesh(x)), shift)
         if not is_traced(rows) and not missing and bool(jnp.any(jnp.isnan(rows))):
             raise ValueError(
                 f"{component.name}: the batch has missing entries (NaN): stochastic(missing=True)."

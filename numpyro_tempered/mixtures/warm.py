@@ -13,17 +13,17 @@ from numpyro_tempered.mixtures.components.base import broadcast_prior, translate
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
 from numpyro_tempered.mixtures.prepare import MixtureData
 from numpyro_tempered.mixtures.result import MixtureFit, check_fit
-from numpyro_tempered.mixtures.source import Beginning, Growth
+from numpyro_tempered.mixtures.source import Splits, Starts
 
 WarmStart: TypeAlias = MixtureFit | Sequence[MixtureFit]
 
 
 def with_warm(
-    beginning: Beginning,
+    starts: Starts,
     data: MixtureData,
     problem: MixtureProblem,
     warm_start: WarmStart | None,
-) -> Beginning:
+) -> Starts:
     """The starts, and those from the factors of other fits. Of those with fewer components the largest is taken.
 
     Raises:
@@ -31,8 +31,8 @@ def with_warm(
         ValueError: If one is of another family, or has more components.
     """
     if warm_start is None:
-        return beginning
-    num_components = beginning.num_components
+        return starts
+    num_components = starts.num_components
     fits = [warm_start] if isinstance(warm_start, MixtureFit) else list(warm_start)
     for fit in fits:
         check_warm(data, fit, num_components)
@@ -46,7 +46,7 @@ def with_warm(
         )
         for fit in (with_weights_of(problem, fit) for fit in fits)
     ]
-    whole = [
+    warm = [
         fill_up(problem, nothing, each)
         for size, each, _ in triples
         if size == num_components
@@ -55,11 +55,11 @@ def with_warm(
     if not smaller:
         # One program for mixtures with and without a smaller one.
         nobody = Factors(nothing, broadcast_prior(problem.prior, len(nothing)))
-        return beginning._replace(growth=Growth(nobody, np.int32(0)), whole=whole)
+        return starts._replace(splits=Splits(nobody, np.int32(0)), warm=warm)
     size, parent, concentration = max(smaller, key=lambda triple: triple[0])
-    growth = Growth(fill_up(problem, nothing, parent), np.int32(size))
-    return beginning._replace(
-        growth=growth, whole=whole, padded=[pad(problem, parent, concentration)]
+    splits = Splits(fill_up(problem, nothing, parent), np.int32(size))
+    return starts._replace(
+        splits=splits, warm=warm, padded=[pad(problem, parent, concentration)]
     )
 
 
@@ -86,8 +86,8 @@ def fill_up(problem: MixtureProblem, concentration: Array, factors: Factors) -> 
     posterior = jax.tree.map(
         lambda *leaves: np.concatenate(leaves), factors.posterior, others
     )
-    whole: Any = np.concatenate([factors.concentration, concentration[size:]])
-    return Factors(whole, posterior)
+    joined: Any = np.concatenate([factors.concentration, concentration[size:]])
+    return Factors(joined, posterior)
 
 
 def with_weights_of(problem: MixtureProblem, fit: MixtureFit) -> MixtureFit:

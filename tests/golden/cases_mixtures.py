@@ -71,7 +71,7 @@ for name in FAMILIES:
         return of_mixture(fit) | {"draws": nt.mixtures.sample_parameters(KEY, fit, 3)}
 
     @case(f"em {name}", name, ignore=WARNED)
-    def climb(name):
+    def fit_em(name):
         component, x = FAMILIES[name]
         options = {"num_restarts": 2, "max_iter": 15}
         fit = nt.mixtures.em(
@@ -86,7 +86,7 @@ for name in FAMILIES:
 
 
 @case("em, three passes", ignore=WARNED)
-def climb_briefly():
+def fit_em_briefly():
     fit = nt.mixtures.em(
         KEY, POINTS, KNOWN, num_components=4, num_restarts=2, max_iter=3
     )

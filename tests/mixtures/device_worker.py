@@ -82,16 +82,14 @@ def collectives(rows):
     from numpyro_tempered.mixtures.ascent import begin
     from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem
     from numpyro_tempered.mixtures.prepare import prepare
-    from numpyro_tempered.mixtures.source import Beginning
+    from numpyro_tempered.mixtures.source import Starts
 
     prepared = prepare(rows, nt.components.known_variance(2, prior_scale=10.0), None)
     source = array_source(prepared, 2, 2)
     one = jnp.asarray(1.0)
     problem = MixtureProblem(prepared.prior, jnp.ones(2), one, one)
-    beginning = Beginning(2, nt.mixtures.starts.kmeans_plus_plus(), 2)
-    problem, factors = source.begin(
-        jax.random.key(0), TEMPERED_CAVI, problem, beginning
-    )
+    starts = Starts(2, nt.mixtures.starts.kmeans_plus_plus(), 2)
+    problem, factors = source.begin(jax.random.key(0), TEMPERED_CAVI, problem, starts)
     state = begin(factors, 10)
     lowered = compiled_ascent.lower(
         state,

@@ -353,11 +353,11 @@ def test_a_fall_of_what_counts_as_converged_is_rounding():
     def outcome(fall):
         return Outcome(None, history, fall=fall, fallen=(1, np.zeros(2)))
 
-    assert has_converged(data, outcome(0.9e-3), 0.0, 1e-3, lambda visit: 0.0)
+    assert has_converged(data, outcome(0.9e-3), 0.0, 1e-3, lambda point: 0.0)
     with pytest.raises(
         RuntimeError, match=r"of restart 1 fell by 0\.5 nats.*do not belong together"
     ):
-        has_converged(data, outcome(0.5), 0.0, 1e-3, lambda visit: 0.0)
+        has_converged(data, outcome(0.5), 0.0, 1e-3, lambda point: 0.0)
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ from numpyro_tempered.mixtures.ascent import History, count_best
 from numpyro_tempered.mixtures.factors import POSE, coefficients, objective, problem_of
 from numpyro_tempered.mixtures.prepare import Settings, prepare
 from numpyro_tempered.mixtures.select import criterion_columns
-from numpyro_tempered.mixtures.source import NUM_SPLITS, Beginning
+from numpyro_tempered.mixtures.source import NUM_SPLITS, Starts
 from numpyro_tempered.mixtures.starts import split_components
 from numpyro_tempered.mixtures.sweep import sweep
 from numpyro_tempered.mixtures.warm import pad, with_warm
@@ -138,14 +138,11 @@ def test_a_padded_fit_starts_where_the_other_ended(x64):
         source.data, Settings(ALPHA, np.array([1.0, 2.0, 3.0, 4.0])), 4
     )
     warm = with_warm(
-        Beginning(4, nt.mixtures.starts.kmeans_plus_plus(), 1),
-        source.data,
-        problem,
-        [fit],
+        Starts(4, nt.mixtures.starts.kmeans_plus_plus(), 1), source.data, problem, [fit]
     )
     (padded,) = warm.padded
     np.testing.assert_array_equal(
-        warm.growth.parent.posterior.loc[:2], fit.factors.posterior.loc
+        warm.splits.parent.posterior.loc[:2], fit.factors.posterior.loc
     )
     np.testing.assert_array_equal(padded.posterior.loc[:2], fit.factors.posterior.loc)
     np.testing.assert_allclose(

@@ -84,13 +84,13 @@ def test_an_objective_that_falls_by_more_than_rounding_is_an_error():
         RuntimeError, match=r"restart 3 fell by 2 nats.*component 'own' do not belong"
     ):
         has_converged(
-            data, outcome(2.0, fallen), 0.0, 1.0, lambda visit: {"visit": 0.5}[visit]
+            data, outcome(2.0, fallen), 0.0, 1.0, lambda point: {"visit": 0.5}[point]
         )
     # Rounding of the step takes as much; or the fall is none that counts.
-    assert has_converged(data, outcome(2.0, fallen), 0.5, 1.0, lambda visit: 1.5)
-    assert has_converged(data, outcome(0.5, fallen), 0.5, 1.0, lambda visit: 0.0)
+    assert has_converged(data, outcome(2.0, fallen), 0.5, 1.0, lambda point: 1.5)
+    assert has_converged(data, outcome(0.5, fallen), 0.5, 1.0, lambda point: 0.0)
     assert not has_converged(
-        data, outcome(0.5, fallen, False), 9.0, 1.0, lambda visit: 0.0
+        data, outcome(0.5, fallen, False), 9.0, 1.0, lambda point: 0.0
     )
 
 
@@ -103,7 +103,7 @@ def test_what_a_step_in_double_precision_still_raises_has_not_converged():
         match=r"^the best.*raises its objective by 2 nats, which float32 does not resolve",
     ):
         assert not has_converged(
-            data, outcome(0.5, (0, None)), 2.0, 1.0, lambda visit: 0.0
+            data, outcome(0.5, (0, None)), 2.0, 1.0, lambda point: 0.0
         )
 
 
