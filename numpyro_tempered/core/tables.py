@@ -37,7 +37,7 @@ def frame_chunks(
     Args:
         frame: A data frame of pandas or polars, or an Arrow table.
         outcome: Name of the outcome's column; without one chunks are ``x`` alone, as for
-            :func:`~numpyro_tempered.mixtures.fit_chunks`.
+            :func:`~numpyro_tempered.mixtures.fit`.
         features: Names of the features' columns, in the order of the parameters; by default all others that have
             a name and are no index. In pandas outcome and features may be levels of the index.
         size: Rows in a chunk, of which only one is held in memory as an array.

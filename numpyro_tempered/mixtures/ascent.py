@@ -111,7 +111,7 @@ class History(NamedTuple):
     """The history of an ascent; see :class:`MixtureFit`."""
 
     trace: np.ndarray
-    objectives: np.ndarray
+    restart_objectives: np.ndarray
     num_best: int
     spread: float
     converged: bool

@@ -32,10 +32,11 @@ from numpyro_tempered.mixtures.draws import generator_of
 from numpyro_tempered.mixtures.prepare import (
     MixtureData,
     centre_data,
+    prepare,
     spacing_of,
     weight_of,
 )
-from numpyro_tempered.mixtures.source import Starts, pass_of
+from numpyro_tempered.mixtures.source import Source, Starts, pass_of
 
 Chunk: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
 Chunks: TypeAlias = Iterable[Chunk] | Callable[[], Iterable[Chunk]]
@@ -157,9 +158,37 @@ class ChunkSource(NamedTuple):
 
 
 def is_chunks(x: object) -> TypeGuard[Chunks]:
-    """Whether data are chunks rather than one array: a function, or a list of arrays ``(n, d)``."""
-    first = x[0] if isinstance(x, list | tuple) and x else None
-    return callable(x) or np.ndim(first[0] if isinstance(first, tuple) else first) == 2  # type: ignore[arg-type]
+    """Whether data are chunks rather than one array: a function, a list of arrays ``(n, d)``, or an iterable."""
+    if isinstance(x, list | tuple):
+        first: Any = x[0] if x else None
+        return np.ndim(first[0] if isinstance(first, tuple) else first) == 2
+    return callable(x) or (isinstance(x, Iterable) and not hasattr(x, "shape"))
+
+
+def source_of(
+    rng_key: Array,
+    x: ArrayLike | Chunks,
+    component: Component,
+    sample_weight: ArrayLike | None,
+    num_components: int,
+    limits: Limits,
+    **options: int,
+) -> Source:
+    """The rows of an array, or of chunks, for a mixture of K.
+
+    Raises:
+        TypeError: If they are of the wrong kind.
+        ValueError: If they are not of the family, or weights come beside chunks.
+    """
+    if not is_chunks(x):
+        rows = prepare(x, component, sample_weight)  # type: ignore[arg-type]
+        return array_source(rows, num_components, limits.num_restarts)
+    if sample_weight is not None:
+        raise ValueError(
+            "chunks bring their weights: give tuples (rows, sample_weight), not sample_weight."
+        )
+    together = num_components * limits.num_restarts
+    return chunk_source(rng_key, x, component, num_together=together, **options)
 
 
 def open_chunks(chunks: Chunks) -> Iterator[Chunk]:

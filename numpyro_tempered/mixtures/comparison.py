@@ -30,7 +30,7 @@ def criterion_columns(
     bounds = [fitted.bound for fitted in fits.values() if fitted.bound is not None]
     if len(bounds) < len(fits):
         raise ValueError(
-            "num_samples=0 leaves out E1, which the number of components is selected by."
+            "num_draws=0 leaves out E1, which the number of components is selected by."
         )
     elbo = np.array([bound.value for bound in bounds])
     labels = np.array(

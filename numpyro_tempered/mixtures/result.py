@@ -81,8 +81,8 @@ class MixtureFit(NamedTuple):
             None without draws.
         counts: N_j, the weighted sums of the responsibilities, ``(K,)``.
         trace: F at every pass of the best restart, in the precision of the data.
-        objectives: F of every start, ``(R,)``, in the precision of the data; -inf for one that failed. Behind the
-            restarts are those from a warm start of fewer components.
+        restart_objectives: F of every start, ``(R,)``, in the precision of the data; -inf for one that failed.
+            Behind the restarts are those from a fit of fewer components in ``init``.
         num_best: Starts that reach within 0.1 nat of the best, moves included; those from fewer components count
             as one. An optimum that one start alone reaches is not to be trusted.
         spread: F of the best start less the median of the restarts, in nats; 0 for one start.
@@ -102,7 +102,7 @@ class MixtureFit(NamedTuple):
     bound: BoundEstimate | None
     counts: np.ndarray
     trace: np.ndarray
-    objectives: np.ndarray
+    restart_objectives: np.ndarray
     num_best: int
     spread: float
     converged: bool
@@ -162,7 +162,7 @@ class MixtureFit(NamedTuple):
         """
         if self.bound is None:
             raise ValueError(
-                "this fit has no E1: fit with num_samples >= 2, draws for it."
+                "this fit has no E1: fit with num_draws >= 2, draws for it."
             )
         bound, kl = self.bound, self.kl
         return TemperedELBO(bound.value, bound.se, (bound.value + kl) / self.alpha, kl)
@@ -326,7 +326,7 @@ def from_mixture(
     run = tempered.as_run(num_samples=num_samples)
     variational = {
         "objective_trace": ("iteration", ordered.trace),
-        "objective_by_restart": ("restart", ordered.objectives),
+        "objective_by_restart": ("restart", ordered.restart_objectives),
         "count": ("component", ordered.counts),
     }
     attrs = {

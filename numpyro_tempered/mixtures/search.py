@@ -16,8 +16,7 @@ from numpyro_tempered.mixtures.factors import (
 from numpyro_tempered.mixtures.prepare import Settings
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.source import Source, Starts
-from numpyro_tempered.mixtures.starts import Start, start_or_default
-from numpyro_tempered.mixtures.warm import WarmStart, with_warm
+from numpyro_tempered.mixtures.warm import Init, read_init, with_fits
 
 # From where all starts begin to the best factors: by coordinate ascent, or by stochastic steps.
 Optimiser: TypeAlias = Callable[[Array, Source, MixtureProblem, Any, Limits], Outcome]
@@ -28,11 +27,10 @@ def run(
     source: Source,
     settings: Settings,
     limits: Limits,
-    start: Start | None,
-    warm_start: WarmStart | None,
+    init: Init | None,
     *,
     optimise: Optimiser,
-    num_samples: int,
+    num_draws: int,
     algorithm: Algorithm = TEMPERED_CAVI,
 ) -> MixtureFit:
     """Begin from the starts, ascend, and evaluate the outcome, with a warning where it has not converged.
@@ -42,14 +40,13 @@ def run(
         source: The rows.
         settings: Alpha and the prior of the weights.
         limits: The number of restarts, and when the ascent ends.
-        start: First responsibilities.
-        warm_start: Fits whose factors restarts start from.
+        init: First responsibilities, and fits whose factors restarts start from.
         optimise: From the states of all starts to the best factors.
-        num_samples: Draws for E1.
+        num_draws: Draws for E1.
         algorithm: What the states of the starts are of.
 
     Raises:
-        TypeError: If ``start`` is not a start, or ``warm_start`` not a fit.
+        TypeError: If ``init`` is neither.
         ValueError: If one of them does not fit the data.
         FloatingPointError: If no restart keeps a finite objective.
         RuntimeError: If F falls by more than rounding.
@@ -57,11 +54,10 @@ def run(
     problem = problem_of(
         source.data, settings, source.capacity(settings.num_components)
     )
-    starts = Starts(
-        settings.num_components, start_or_default(start), limits.num_restarts
-    )
-    starts = with_warm(starts, source.data, problem, warm_start)
-    next_steps = partial(following, rng_key, source.data, problem, limits, num_samples)
+    start, fits = read_init(init)
+    starts = Starts(settings.num_components, start, limits.num_restarts)
+    starts = with_fits(starts, source.data, problem, fits)
+    next_steps = partial(following, rng_key, source.data, problem, limits, num_draws)
     problem, states = source.begin(rng_key, algorithm, problem, starts, next_steps)
     outcome = optimise(rng_key, source, problem, states, limits)
-    return evaluate(rng_key, source, problem, settings, outcome, num_samples)
+    return evaluate(rng_key, source, problem, settings, outcome, num_draws)

@@ -80,10 +80,10 @@ class LinearFit(NamedTuple):
         noise_scale: Standard deviation of the noise in units of y: as given, as estimated, or 1 / sqrt(E[1/v]).
         noise_posterior: Gamma of 1/v under a ``noise_prior``; else None.
         elbo: The tempered ELBO, every constant in it.
-        trace: ELBO after each sweep of the best start, shape ``(num_sweeps,)``; under ``jit`` or ``vmap`` as long
+        trace: ELBO after each sweep of the best start, shape ``(num_iter,)``; under ``jit`` or ``vmap`` as long
             as the sweeps allowed, NaN after the last.
         converged: Whether the best start met the tolerance.
-        num_sweeps: Its sweeps.
+        num_iter: Its sweeps.
         restart_elbos: ELBO of every start, shape ``(num_restarts,)``.
         order: The best start's order of the coefficients, shape ``(d,)``.
         prior: The prior of the coefficients.
@@ -99,7 +99,7 @@ class LinearFit(NamedTuple):
     elbo: Array
     trace: Array
     converged: Array
-    num_sweeps: Array
+    num_iter: Array
     restart_elbos: Array
     order: Array
     prior: Prior
@@ -148,7 +148,7 @@ class LogisticFit(NamedTuple):
         objective: The quadratic bound, below the tempered ELBO; every constant is in it.
         trace: Objective after each sweep of the best start, as for :class:`LinearFit`.
         converged: Whether the best start met the tolerance.
-        num_sweeps: Its sweeps.
+        num_iter: Its sweeps.
         restart_objectives: Objective of every start, shape ``(num_restarts,)``.
         order: The best start's order of the coefficients, shape ``(d,)``.
         prior: The prior of the coefficients.
@@ -162,7 +162,7 @@ class LogisticFit(NamedTuple):
     objective: Array
     trace: Array
     converged: Array
-    num_sweeps: Array
+    num_iter: Array
     restart_objectives: Array
     order: Array
     prior: Prior

@@ -223,7 +223,7 @@ def restarts_table(repetitions, small):
                     component_for(x),
                     num_components=3,
                     num_restarts=restarts,
-                    num_samples=0,
+                    num_draws=0,
                 )
 
             call()
@@ -287,9 +287,9 @@ def objective_table(repetitions, small):
                     np.asarray(x, dtype),
                     component,
                     num_components=k,
-                    start=nt.mixtures.starts.given_responsibilities(start),
+                    init=nt.mixtures.starts.given_responsibilities(start),
                     num_restarts=1,
-                    num_samples=0,
+                    num_draws=0,
                     tolerance=tolerance / n,
                 )
             used += time.perf_counter() - begin_time
@@ -334,7 +334,7 @@ def rounding_table(small):
                     component_for(x),
                     num_components=10,
                     num_restarts=1,
-                    num_samples=0,
+                    num_draws=0,
                     max_iter=60,
                 )
             assert fit.trace.dtype == np.float32

@@ -106,7 +106,7 @@ CALLS = {
         key, nt.fit_gaussian(key, linear, AutoNormal, *data(k))
     ),
     "mixtures.fit": lambda key, k: nt.mixtures.fit(
-        key, data(k)[0], nt.components.gaussian(2), num_components=2, num_samples=10
+        key, data(k)[0], nt.components.gaussian(2), num_components=2, num_draws=10
     ),
     "mixtures.em": lambda key, k: nt.mixtures.em(
         key,

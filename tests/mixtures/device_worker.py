@@ -26,7 +26,7 @@ def summary(fit):
     return {
         "objective": fit.objective,
         "bound": fit.bound.value,
-        "objectives": fit.objectives.tolist(),
+        "objectives": fit.restart_objectives.tolist(),
         "loc": fit.posterior.loc.tolist(),
         "num_iter": fit.num_iter,
     }
@@ -45,7 +45,7 @@ def fitted(rows, **options):
         num_components=2,
         alpha=0.5,
         num_restarts=2,
-        num_samples=4,
+        num_draws=4,
         tolerance=1e-5,
         **options,
     )
@@ -58,17 +58,12 @@ def grown(rows):
     import numpyro_tempered as nt
 
     component = nt.components.known_variance(2, prior_scale=10.0)
-    options = {"num_restarts": 1, "num_samples": 4, "tolerance": 1e-5}
+    options = {"num_restarts": 1, "num_draws": 4, "tolerance": 1e-5}
     parent = nt.mixtures.fit(
         jax.random.key(0), rows, component, num_components=1, **options
     )
     return nt.mixtures.fit(
-        jax.random.key(0),
-        rows,
-        component,
-        num_components=2,
-        warm_start=parent,
-        **options,
+        jax.random.key(0), rows, component, num_components=2, init=parent, **options
     )
 
 

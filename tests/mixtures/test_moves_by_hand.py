@@ -268,7 +268,7 @@ def test_moves_go_on_from_what_is_better_by_more_than_the_tolerance(
         jax.random.key(0), source, None, None, limits, num_moves=2
     )
     assert outcome.tolerance == pytest.approx(0.2)
-    np.testing.assert_array_equal(outcome.history.objectives, [-9.0, -5.0])
+    np.testing.assert_array_equal(outcome.history.restart_objectives, [-9.0, -5.0])
     if is_array:
         assert parents == [(2, "start1"), (2, "first0")]
         assert (

@@ -113,9 +113,9 @@ def test_a_path_goes_down_in_alpha_with_the_fits_of_each_power_as_starts_of_the_
     calls = []
 
     def fit_orders(
-        rng_key, x, component, orders, *, others, alpha, num_restarts, num_samples
+        rng_key, x, component, orders, *, others, alpha, num_restarts, num_draws
     ):
-        calls.append((others, alpha, num_restarts, num_samples, orders))
+        calls.append((others, alpha, num_restarts, num_draws, orders))
         # The larger the power, the more components.
         value = {0.1: [-3.0, -9.0], 0.5: [-9.0, -3.0], 1.0: [-9.0, -2.0]}[alpha]
         return {
@@ -132,7 +132,7 @@ def test_a_path_goes_down_in_alpha_with_the_fits_of_each_power_as_starts_of_the_
         alphas=[0.5, 1.0, 0.1],
         num_components=[1, 3],
         num_restarts=5,
-        num_samples=4,
+        num_draws=4,
     )
     assert [call[1:] for call in calls] == [
         (alpha, 5, 4, [1, 3]) for alpha in (1.0, 0.5, 0.1)

@@ -157,7 +157,7 @@ class Family(NamedTuple, Generic[Q, Memory, C]):
             ``"rows"`` for :class:`Rows` alone, or ``"matrix"`` for a matrix ``(d, d)`` too.
         witness: ``q -> (d,)``, not finite where anything in ``q`` is not, as the family's own steps leave it.
         marginal_scale: ``q -> (d,)``: standard deviations of the coordinates.
-        start: ``q -> memory`` of the natural-gradient step.
+        init: ``q -> memory`` of the natural-gradient step.
         natural_step: ``(memory, q, prior, grad_loc, grad_var, gain) -> (q', memory')``; not finite where the
             new precision is not positive definite.
         floor: ``(q, grad_var) -> (grad_var, touched)`` without its negative part.
@@ -172,7 +172,7 @@ class Family(NamedTuple, Generic[Q, Memory, C]):
         kl_prox_scaled: The same in terms of rate × variance, one for each coordinate, or None.
         descend: ``(q, grads, rate) -> q``, a projected gradient step in the source parameters, or None.
         clip_memory: ``(memory, q, scale) -> memory`` after q was clipped to a box with that bound on its scales;
-            by ``start`` if None.
+            by ``init`` if None.
     """
 
     name: str
@@ -184,7 +184,7 @@ class Family(NamedTuple, Generic[Q, Memory, C]):
     curvature_form: Literal["diagonal", "rows", "matrix"]
     witness: Callable[[Q], Array]
     marginal_scale: Callable[[Q], Array]
-    start: Callable[[Q], Memory]
+    init: Callable[[Q], Memory]
     natural_step: Callable[[Memory, Q, Q, Array, C, Gain], tuple[Q, Memory]]
     floor: Callable[[Q, C], tuple[C, Array]]
     merge: Callable[[Q, Q, Q], Q]

@@ -202,7 +202,7 @@ def descend(q: FullRank, grads: FullRank, rate: Scalar) -> FullRank:
     return FullRank(loc, jnp.tril(factor, -1) + diagonal)
 
 
-def start(q: FullRank) -> Memory:
+def init(q: FullRank) -> Memory:
     """Mean and factor of ``q`` as sums that natural-gradient steps add to."""
     return Memory(CompensatedSum.start(q.loc), CompensatedSum.start(q.factor))
 
@@ -351,7 +351,7 @@ FAMILY = base.Family(
     # A step carries whatever is not finite into the mean or the diagonal.
     witness=lambda q: q.loc + jnp.diagonal(q.factor),
     marginal_scale=marginal_scale,
-    start=start,
+    init=init,
     natural_step=natural_step,
     floor=floor,
     merge=merge,

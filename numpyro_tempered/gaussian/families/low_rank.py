@@ -217,7 +217,7 @@ def kl(q: LowRank, p: LowRank) -> Array:
     return 0.5 * (trace + quadratic_form(p, q.loc) - q.loc.shape[0] + logs)
 
 
-def start(q: LowRank) -> Memory:
+def init(q: LowRank) -> Memory:
     """Mean, diagonal and factor of ``q`` as sums that natural-gradient steps add to."""
     return Memory(*(CompensatedSum.start(leaf) for leaf in q))
 
@@ -324,7 +324,7 @@ FAMILY = base.Family(
     # A step carries a factor that is not finite into the mean.
     witness=lambda q: q.loc + q.precision_diag,
     marginal_scale=marginal_scale,
-    start=start,
+    init=init,
     natural_step=natural_step,
     floor=lambda q, grad_var: grad_var.floor(),
     merge=merge,

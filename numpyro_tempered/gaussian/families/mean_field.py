@@ -204,7 +204,7 @@ class Memory(NamedTuple):
     precision: CompensatedSum
 
 
-def start(q: MeanField) -> Memory:
+def init(q: MeanField) -> Memory:
     """Mean and precision of ``q`` as sums that natural-gradient steps add to."""
     return Memory(
         CompensatedSum.start(q.loc), CompensatedSum.start(1.0 / jnp.square(q.scale))
@@ -300,7 +300,7 @@ FAMILY = Family(
     curvature_form="diagonal",
     witness=lambda q: q.loc + q.scale,
     marginal_scale=lambda q: q.scale,
-    start=start,
+    init=init,
     natural_step=natural_step,
     floor=floor,
     merge=merge,

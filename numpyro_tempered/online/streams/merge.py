@@ -51,7 +51,7 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
             f"{rule.name} with these options holds no evidence that adds up, so two posteriors do not merge. "
             "Without forget, box, finite evidence and standardise, ewa, ngvi() and rvga() merge."
         )
-    if not _same_structure(a.memory, family_of(a.prior).start(a.prior)):
+    if not _same_structure(a.memory, family_of(a.prior).init(a.prior)):
         raise TypeError(
             f"the memory of {rule.name} holds more than the posterior, and does not merge."
         )
@@ -76,7 +76,7 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
         for name in ("count", "rejected", "floored", "jumps")
     }
     memory, max_move = (
-        family_of(posterior).start(posterior),
+        family_of(posterior).init(posterior),
         jnp.maximum(a.max_move, b.max_move),
     )
     return a._replace(

@@ -285,6 +285,11 @@ class AlphaChoice(NamedTuple):
     advice: str
     coverage: CoverageCheck | None = None
 
+    @property
+    def selected(self) -> float:
+        """The chosen power, ``alpha``, by the name that selections share."""
+        return self.alpha
+
     def as_run(
         self,
         *data: Any,
