@@ -132,7 +132,7 @@ def wine(num_splits, num_orders=None):
             jax.random.key(split), train, num_factors=orders
         ).fits
         for k, fit in fits.items():
-            held_out[split, k] = ppca.log_density(
+            held_out[split, k] = ppca.log_predictive(
                 jax.random.key(split), fit, test, 500
             ).value.mean()
     table["held out"] = held_out.mean(axis=0)

@@ -21,13 +21,13 @@ def x():
 @pytest.mark.full
 def test_all_numbers_are_those_of_a_range_as_far_as_they_pay(x):
     growing = select(x, FAMILIES["unit"], num_components=None, alpha=0.5)
-    assert growing.num_components == 3
+    assert growing.selected == 3
     assert list(growing.fits) == list(range(1, 3 + PATIENCE + 1))
     assert growing.stopped == f"none of the last {PATIENCE} K improved the criterion"
     assert growing.comparison.attrs["stopped"] == growing.stopped
     assert not growing.at_end
     ranged = select(x, FAMILIES["unit"], alpha=0.5)
-    assert (ranged.num_components, ranged.stopped) == (3, None)
+    assert (ranged.selected, ranged.stopped) == (3, None)
     for k, fit in ranged.fits.items():
         same_fits(growing.fits[k], fit)
 
@@ -51,7 +51,7 @@ def test_numbers_beyond_the_default_are_found_and_its_end_is_no_answer():
     x = (np.repeat(12.0 * np.arange(10) - 54.0, 15) + rng.normal(size=150))[:, None]
     component = nt.components.known_variance(1, prior_scale=40.0)
     growing = select(x, component, num_components=None)
-    assert growing.num_components == 10
+    assert growing.selected == 10
     with pytest.warns(
         UserWarning, match="K = 8, the largest that was compared, is selected"
     ):

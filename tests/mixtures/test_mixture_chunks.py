@@ -50,7 +50,7 @@ def assert_same(ours, expected):
         True,
         expected.total,
     )
-    for name in ("objective", "trace", "objectives", "counts"):
+    for name in ("objective", "trace", "restart_objectives", "counts"):
         np.testing.assert_allclose(
             getattr(ours, name), getattr(expected, name), rtol=1e-9, err_msg=name
         )

@@ -189,7 +189,7 @@ def test_prior_weights_can_turn_the_choice(x):
         baselines=False,
         **OPTIONS,
     )
-    assert turned.num_components == 2
+    assert turned.selected == 2
 
 
 @pytest.mark.full
