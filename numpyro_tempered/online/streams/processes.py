@@ -11,10 +11,15 @@ from typing import NamedTuple, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.processes import spans_processes, to_host
+from numpyro_tempered.core.processes import (
+    automatic_mesh,
+    has_mesh,
+    spans_processes,
+    to_host,
+)
 from numpyro_tempered.core.typing import Array, PyTree
 
 T = TypeVar("T")
@@ -46,34 +51,11 @@ def replicate(values: T, like: PyTree = None) -> T:
 
 
 def automatic_meshes(values: T) -> T:
-    """The same arrays under meshes whose axes the compiler shards.
-
-    Under a mesh with explicit axes, which newer jax makes by default, each operation would have to name the
-    sharding of its result.
-    """
+    """A tree of arrays after :func:`automatic_mesh`."""
     # A round in a loop of Python must not wait for this.
-    if not any(map(_has_mesh, jax.tree.leaves(values))):
+    if not any(map(has_mesh, jax.tree.leaves(values))):
         return values
-
-    def convert(leaf: object) -> object:
-        if not _has_mesh(leaf):
-            return leaf
-        former, spec = leaf.sharding.mesh, leaf.sharding.spec  # type: ignore[attr-defined]
-        if former.size == 1 and leaf.is_fully_addressable:  # type: ignore[attr-defined]
-            # JAX takes one mesh of a device for another of the same, and changes nothing.
-            return leaf.addressable_shards[0].data  # type: ignore[attr-defined]
-        mesh = Mesh(former.devices, former.axis_names)
-        return (
-            leaf if mesh == former else jax.device_put(leaf, NamedSharding(mesh, spec))
-        )
-
-    return jax.tree.map(convert, values)
-
-
-def _has_mesh(leaf: object) -> bool:
-    return not isinstance(leaf, jax.core.Tracer) and isinstance(
-        getattr(leaf, "sharding", None), NamedSharding
-    )
+    return jax.tree.map(automatic_mesh, values)
 
 
 def gather(row: np.ndarray) -> np.ndarray:
