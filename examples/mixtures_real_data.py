@@ -245,7 +245,7 @@ def analyse(name):
                 first,
                 num_components=k,
                 alpha=above,
-                warm_start=warm,
+                init=warm,
                 **fit_options,
             )
         fits[alpha] = warm

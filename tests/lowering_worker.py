@@ -263,7 +263,7 @@ def run_mixtures(nt):
     nt.mixtures.log_predictive(fit, x)
     nt.mixtures.sample(key, fit, 3)
     nt.mixtures.relabel(fit)
-    nt.mixtures.fit_chunks(key, [x], component, **OPTIONS)
+    nt.mixtures.fit(key, [x], component, **OPTIONS)
     nt.mixtures.em(key, x, component, num_components=2, num_restarts=2)
     nt.mixtures.select_num_components(
         key, x, component, num_components=[1, 2], num_restarts=2, baselines=False
@@ -291,7 +291,7 @@ def run_matrices(nt):
     key = jax.random.key(0)
     fit = nt.ppca.fit(key, x, num_factors=2)
     nt.ppca.transform(fit, x)
-    nt.ppca.log_density(key, fit, x)
+    nt.ppca.log_predictive(key, fit, x)
     holes = x.copy()
     holes[0, 0] = np.nan
     nt.ppca.fit(key, holes, num_factors=2, ard=False)

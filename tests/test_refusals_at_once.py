@@ -146,17 +146,17 @@ CASES = {
         "^responsibilities must not be neg",
     ),
     "a start of other rows": (
-        lambda: fit_mixture(start=STARTS([0, 1])),
+        lambda: fit_mixture(init=STARTS([0, 1])),
         ValueError,
         "^the start has 2 rows, the data have 4",
     ),
     "a start of more labels": (
-        lambda: fit_mixture(start=STARTS([0, 1, 2, 1])),
+        lambda: fit_mixture(init=STARTS([0, 1, 2, 1])),
         ValueError,
         "^the start has label 2, num_components is 2",
     ),
     "a start of more components": (
-        lambda: fit_mixture(start=STARTS(np.eye(4))),
+        lambda: fit_mixture(init=STARTS(np.eye(4))),
         ValueError,
         "^the start has 4 components, num_components is 2",
     ),
@@ -187,12 +187,29 @@ CASES = {
         ValueError,
         "^poisson: data of this family may not be moved; leave out centre",
     ),
-    "a warm start among numbers of components": (
-        lambda: nt.mixtures.select_num_components(
-            KEY, X, GAUSSIAN, num_components=[1], warm_start=1
+    "two first responsibilities": (
+        lambda: fit_mixture(init=[STARTS([0, 1, 0, 1]), STARTS([0, 0, 1, 1])]),
+        ValueError,
+        "^init has 2 first responsibilities; expected at most one, for all restarts",
+    ),
+    "moves of chunks": (
+        lambda: nt.mixtures.fit(KEY, [X], GAUSSIAN, num_components=2, num_moves=3),
+        ValueError,
+        "^num_moves=3, and moves need all rows in memory: leave it out for chunks",
+    ),
+    "weights beside chunks": (
+        lambda: nt.mixtures.fit(
+            KEY, [X], GAUSSIAN, num_components=2, sample_weight=np.ones(4)
         ),
         ValueError,
-        "^each fit starts from that of the next smaller K, or larger alpha: leave warm_start out",
+        "^chunks bring their weights: give tuples",
+    ),
+    "a warm start among numbers of components": (
+        lambda: nt.mixtures.select_num_components(
+            KEY, X, GAUSSIAN, num_components=[1], init=[]
+        ),
+        ValueError,
+        "^each fit starts from that of the next smaller K, or larger alpha: leave fits out of init",
     ),
     "no rows to share": (
         lambda: nt.mixtures.shard_rows(np.ones((0, 2)), jax.make_mesh((1,), ("rows",))),
@@ -200,7 +217,7 @@ CASES = {
         r"^x has shape \(0, 2\); at least one row is needed",
     ),
     "a chunk that is a number": (
-        lambda: nt.mixtures.fit_chunks(KEY, [3.0], GAUSSIAN, num_components=2),
+        lambda: nt.mixtures.fit(KEY, lambda: [3.0], GAUSSIAN, num_components=2),
         TypeError,
         r"^chunk 0 is 3.0; expected an array of rows, or \(rows, sample_weight\)",
     ),

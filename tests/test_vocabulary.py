@@ -44,12 +44,8 @@ SYNONYMS = {
     "sample_weight": {"sample_weights", "row_weight"},
     "rule": {"algorithm"},
     "elbo": {"evidence_lower_bound", "elbo_value"},
-    "restart_elbos": {
-        "elbos_of_restarts",
-        "restart_elbo",
-        "objectives",
-        "restart_objectives",
-    },
+    "restart_elbos": {"elbos_of_restarts", "restart_elbo"},
+    "restart_objectives": {"objectives", "objectives_of_restarts"},
     "converged": {"has_converged", "success"},
     "log_prior": {"log_priors", "log_weights", "prior_weights"},
     "x": {"X", "features_array"},
@@ -67,24 +63,8 @@ EXCEPTIONS = {
     ): "evaluations are what costs, and a step may take several",
     ("max_evaluations", "gaussian.descent.minimise"): "as fit_gaussian",
     ("max_evaluations", "online.partitioned"): "as fit_gaussian, of each local fit",
-    ("num_sweeps", "sparse."): "fit_linear's name for the limit, and so for the number",
-    ("num_iterations", "OnlineVI.with_prior"): "fixed with OnlineVI",
-    (
-        "start",
-        "mixtures.",
-    ): "fixed with mixtures.fit: a rule for first responsibilities, no state",
-    ("warm_start", "mixtures."): "fixed with mixtures.fit",
-    (
-        "objectives",
-        "mixtures.",
-    ): "F of the restarts, which is no ELBO; fixed with mixtures.fit",
-    (
-        "restart_objectives",
-        "sparse.RegressionFit",
-    ): "a quadratic bound, which is below the ELBO",
     ("key", "sparse.SpikeAndSlab.sample"): "NumPyro's signature",
     ("key", "guides.LowRankPrecisionNormal.sample"): "NumPyro's signature",
-    ("start", "gaussian.families.Family"): "a function, fixed with the families",
     ("n_components", "estimators."): "scikit-learn's name",
     ("n_init", "estimators."): "scikit-learn's name",
     ("n_samples", "estimators."): "scikit-learn's name",
@@ -133,6 +113,24 @@ BANNED = {
     "wanted",
     "widest",
 }
+# Words of no field, and the rooms that still have them.
+INVENTED = {
+    "Beginning",
+    "Climb",
+    "Growth",
+    "Query",
+    "Rest",
+    "Settler",
+    "Verdict",
+    "Visit",
+    "alike",
+    "automatic",
+    "beginning",
+    "climb",
+    "visit",
+    "whole",
+}
+WITH_INVENTED = {"handlers", "infer", "select"}
 # Documents that no reader has, and sentences that read as translated.
 PRIVATE = re.compile(
     r"\b(?:MATH|DESIGN|HOUSE|STYLE|NUMPYRO|BUILD)\.md\b|\b(?:MATH|DESIGN|HOUSE|STYLE),? section\b"
@@ -261,11 +259,12 @@ def assigned_names(tree):
 @pytest.mark.parametrize("room", ROOMS)
 def test_names_are_nouns_and_verbs(room):
     paths = [path for path in MODULES if module_of(path) == room]
+    words = BANNED if room in WITH_INVENTED else BANNED | INVENTED
     banned = {
         f"{identify(path)}:{line}": name
         for path in paths
         for name, line in assigned_names(parse(path))
-        if name.strip("_") in BANNED
+        if name.strip("_") in words
     }
     assert banned == {}
 

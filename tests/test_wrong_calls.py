@@ -199,7 +199,7 @@ CALLS = {
         "too many positional arguments (x, y=None)",
     ),
     "factors' max_iters": (
-        lambda: nt.ppca.select_num_factors(KEY, X, [1], max_iters=9),
+        lambda: nt.ppca.select_num_factors(KEY, X, num_factors=[1], max_iters=9),
         "select_num_factors 'max_iters' did you mean 'max_iter'?",
     ),
     # Data that are not finite.

@@ -176,7 +176,7 @@ choice = nt.mixtures.select_num_components(
 )
 seconds_of_selection = time.perf_counter() - began
 table = nt.table(choice)[["elbo", "se", "log_prior", "criterion", "num_best"]]
-print(f"{choice.num_components} colours")
+print(f"{choice.selected} colours")
 table.sort_index().round(1)
 
 # %%
@@ -185,14 +185,14 @@ passes = 5 if jax.default_backend() == "cpu" else 200
 began = time.perf_counter()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that a few passes end before the last digit
-    fit = nt.mixtures.fit_chunks(
+    fit = nt.mixtures.fit(
         jax.random.key(2),
         [rows],
         component,
-        num_components=choice.num_components,
+        num_components=choice.selected,
         alpha=alpha,
         num_restarts=1,
-        warm_start=choice.fit,
+        init=choice.fit,
         max_iter=passes,
     )
 seconds_of_passes = time.perf_counter() - began

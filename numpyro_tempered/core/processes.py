@@ -8,7 +8,7 @@ reads all of it. A decision of the host is the same everywhere, as it looks at s
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -94,13 +94,20 @@ def automatic_mesh(value: T) -> T:
     Under a mesh with explicit axes, which newer jax makes by default, each operation would have to name the
     sharding of its result.
     """
-    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+    if not has_mesh(value):
         return value
-    if not isinstance(value.sharding, NamedSharding):
-        return value
-    mesh = value.sharding.mesh
-    return jax.device_put(
-        value, NamedSharding(Mesh(mesh.devices, mesh.axis_names), value.sharding.spec)
+    former, spec = value.sharding.mesh, value.sharding.spec
+    if former.size == 1 and value.is_fully_addressable:
+        # JAX takes one mesh of a device for another of the same, and changes nothing.
+        return value.addressable_shards[0].data
+    mesh = Mesh(former.devices, former.axis_names)
+    return value if mesh == former else jax.device_put(value, NamedSharding(mesh, spec))
+
+
+def has_mesh(value: object) -> TypeGuard[Any]:
+    """Whether a value is an array that lies on a mesh."""
+    return not isinstance(value, jax.core.Tracer) and isinstance(
+        getattr(value, "sharding", None), NamedSharding
     )
 
 

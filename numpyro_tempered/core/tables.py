@@ -35,7 +35,7 @@ def frame_chunks(
     Args:
         frame: A data frame of pandas or polars, or an Arrow table.
         outcome: Name of the outcome's column; without one chunks are ``x`` alone, as for
-            :func:`~numpyro_tempered.mixtures.fit_chunks`.
+            :func:`~numpyro_tempered.mixtures.fit`.
         features: Names of the features' columns, in the order of the parameters; by default all others that have
             a name and are no index. In pandas outcome and features may be levels of the index.
         size: Rows in a chunk, of which only one is held in memory as an array.
@@ -337,8 +337,8 @@ def _whole_lines(
         place = text.rfind(end) + 1
         if b'"' in text and not closed.fullmatch(text, 0, place):
             # Going through all lines takes several times longer, and few texts break a line within quotes.
-            whole = lines.match(text)
-            place = whole.end() if whole else 0
+            complete = lines.match(text)
+            place = complete.end() if complete else 0
         return place
 
     if match:

@@ -74,7 +74,7 @@ class TemperedMixture(
     Attributes:
         fit_: The :class:`numpyro_tempered.mixtures.MixtureFit`.
         selection_: The :class:`numpyro_tempered.mixtures.ComponentSelection`, where there were several K or
-            components; ``selection_.family`` is the name of the selected component.
+            components; of several components ``selection_.selected`` is a pair of a name and K.
         n_features_in_: Number of columns d.
         feature_names_in_: Their names, where the data had names that are all strings.
         n_components_: K, or the selected one; empty components are included.
@@ -183,7 +183,7 @@ class TemperedMixture(
             if is_single and orders is not None:
                 self.__dict__.pop("selection_", None)
                 if last is not None:
-                    options |= {"warm_start": last, "num_restarts": 1}
+                    options |= {"init": last, "num_restarts": 1}
                 fit = mixtures.fit(
                     key, rows, families[None], num_components=orders[0], **options
                 )
@@ -195,7 +195,7 @@ class TemperedMixture(
                     several,
                     num_components=orders,
                     baselines=False,
-                    num_draws=100,
+                    num_samples=100,
                     **options,
                 )
                 self.selection_ = on_host(selection)

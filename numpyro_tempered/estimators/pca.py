@@ -124,10 +124,10 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         with double_precision():
             if several:
                 selection = ppca.select_num_factors(
-                    key, rows, orders, dyadic, **options
+                    key, rows, num_factors=orders, log_prior=dyadic, **options
                 )
                 self.selection_ = on_host(selection)
-                fit = selection.fits[selection.selected]
+                fit = selection.fit
             else:
                 self.__dict__.pop("selection_", None)
                 fit = ppca.fit(key, rows, num_factors=orders[0], **options)
@@ -179,7 +179,7 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         rows = self._rows(X)
         with double_precision():
             return np.asarray(
-                ppca.log_density(make_key(0), self.fit_, rows, 1000).value
+                ppca.log_predictive(make_key(0), self.fit_, rows, 1000).value
             )
 
     def score(self, X: Any, y: Any = None) -> float:

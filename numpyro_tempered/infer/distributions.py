@@ -143,12 +143,7 @@ class SpikeAndSlab(dist.Distribution):
     def log_prob(self, value: Array) -> Array:
         """Log-density with respect to the point mass at 0 plus Lebesgue measure."""
         self._refuse_relaxed("density")
-        off = jnp.equal(value, 0.0)
-        # Each branch is kept away from the other's log 0, whose gradient would be NaN.
-        on_slab = jnp.log(jnp.where(off, 0.5, self.probs)) + dist.Normal(
-            self.loc, self.scale
-        ).log_prob(value)
-        return jnp.where(off, jnp.log1p(-jnp.where(off, self.probs, 0.5)), on_slab)
+        return spike_slab.log_density(self._q, value)
 
     @property
     def mean(self) -> Array:

@@ -18,7 +18,8 @@ from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.descent.minimise_mixture import minimise_mixture
 from numpyro_tempered.gaussian.descent.mixture_energy import normal_nodes, reweigh
-from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, dense
+from numpyro_tempered.gaussian.families.base import dense
+from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.temper import temper

@@ -180,7 +180,8 @@ class OnlineVI:
     ) -> tuple[OnlineVIState, Losses]:
         """One round on the rows of a batch where ``mask`` is True: one compilation serves ragged batches.
 
-        ``nt.online.pad_batch`` makes the batch and its mask. A round without a row changes nothing.
+        ``nt.online.pad_batch`` makes the batch and its mask, which is no keyword: a model may have one of that
+        name. A round without a row changes nothing.
 
         Args:
             state: From :meth:`init`, or an earlier round.
@@ -309,7 +310,7 @@ class OnlineVI:
         state: OnlineVIState,
         *args: object,
         num_particles: int = 1000,
-        num_iterations: int = 40,
+        num_iter: int = 40,
         **kwargs: object,
     ) -> OnlineVIState:
         """The state with the prior of the model instead of the Gaussian at the start of the run.
@@ -323,7 +324,7 @@ class OnlineVI:
             state: Of a run by an accumulating :func:`~numpyro_tempered.online.ngvi`.
             *args: Arguments of the model: shapes matter, data do not.
             num_particles: Draws for the expectation of the residual's gradients.
-            num_iterations: Steps to a fixed point, each half of the way.
+            num_iter: Steps to a fixed point, each half of the way.
             **kwargs: Keyword arguments of the model.
 
         Returns:
@@ -351,9 +352,7 @@ class OnlineVI:
         key = jax.random.fold_in(state.rng_key, 2**31 - 2)
         rest = residual(self.guide.model, self.guide, num_particles, args, kwargs)
         return state._replace(
-            rule_state=add_residual(
-                key, self.rule, rest, state.rule_state, num_iterations
-            )
+            rule_state=add_residual(key, self.rule, rest, state.rule_state, num_iter)
         )
 
     def get_posterior(self, state: OnlineVIState) -> dist.Distribution:

@@ -25,7 +25,7 @@ from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_start
 from numpyro_tempered.infer.set_up import first_call
-from numpyro_tempered.online.streams.processes import automatic
+from numpyro_tempered.online.streams.processes import automatic_meshes
 
 # Up to this many data the whole Jacobian of the losses in the predictors is checked, beyond it random halves.
 _DENSE = 1000
@@ -36,7 +36,9 @@ def stream_arguments(
     function: Callable[..., object], model: Model, args: tuple, kwargs: dict
 ) -> tuple[tuple, dict]:
     """The arguments of a model as arrays, of a round or a stream, which may hold NaN."""
-    return automatic(model_arguments(function, model, args, kwargs, finite=False))
+    return automatic_meshes(
+        model_arguments(function, model, args, kwargs, finite=False)
+    )
 
 
 def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:

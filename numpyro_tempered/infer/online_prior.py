@@ -151,7 +151,7 @@ def add_residual(
     rule: Rule,
     expectation: Expectation,
     state: OnlineState,
-    num_iterations: int,
+    num_iter: int,
 ) -> OnlineState:
     """The state with the residual of the prior as one more site, at a fixed point of q.
 
@@ -171,15 +171,13 @@ def add_residual(
         # Half way to the update at q, with the same draws each time, so that there is a fixed point.
         at = expectation.evaluate(q, rng_key=rng_key)
         return family.natural_step(
-            family.start(q), q, anchor, at.grad_loc, at.grad_var, Gain(0.5, 0.5, 0.5)
+            family.init(q), q, anchor, at.grad_loc, at.grad_var, Gain(0.5, 0.5, 0.5)
         )[0]
 
-    q = jax.jit(lambda start: jax.lax.fori_loop(0, num_iterations, closer, start))(
-        anchor
-    )
+    q = jax.jit(lambda start: jax.lax.fori_loop(0, num_iter, closer, start))(anchor)
     if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(q)):
         raise ValueError(
             "the residual of the prior leaves no Gaussian posterior here: give the sites priors closer to Normal "
             "on the unconstrained scale, or more data first."
         )
-    return state._replace(posterior=q, memory=family.start(q))
+    return state._replace(posterior=q, memory=family.init(q))

@@ -151,7 +151,7 @@ def canonical(state: OnlineState) -> OnlineState:
     if q is state.posterior:
         return state
     # Only a natural-gradient step leaves the triangle; its memory is that of the family.
-    memory = family.start(q)
+    memory = family.init(q)
     return state._replace(
         posterior=q,
         memory=memory if type(memory) is type(state.memory) else state.memory,

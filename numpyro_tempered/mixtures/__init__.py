@@ -5,7 +5,7 @@ from numpyro_tempered.mixtures.bridges.from_sklearn import from_sklearn
 from numpyro_tempered.mixtures.bridges.model import numpyro_guide, numpyro_model
 from numpyro_tempered.mixtures.bridges.polish import polish
 from numpyro_tempered.mixtures.em import MixtureEM, em
-from numpyro_tempered.mixtures.fit import fit, fit_chunks
+from numpyro_tempered.mixtures.fit import fit
 from numpyro_tempered.mixtures.fit_stochastic import fit_stochastic
 from numpyro_tempered.mixtures.path import num_components_path
 from numpyro_tempered.mixtures.predict import (
@@ -13,7 +13,7 @@ from numpyro_tempered.mixtures.predict import (
     predict,
     responsibilities,
     sample,
-    sample_parameters,
+    sample_posterior,
 )
 from numpyro_tempered.mixtures.prepare import shard_rows
 from numpyro_tempered.mixtures.result import MixtureFit, relabel
@@ -28,7 +28,6 @@ __all__ = [
     "components",
     "em",
     "fit",
-    "fit_chunks",
     "fit_stochastic",
     "from_sklearn",
     "log_predictive",
@@ -41,7 +40,7 @@ __all__ = [
     "responsibilities",
     "robbins_monro",
     "sample",
-    "sample_parameters",
+    "sample_posterior",
     "select_num_components",
     "shard_rows",
     "starts",

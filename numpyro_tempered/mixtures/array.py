@@ -13,11 +13,17 @@ from numpyro_tempered.core.ascent import Ascent, advance
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, sweep
-from numpyro_tempered.mixtures.ascent import Algorithm, Limits, Summary, Visit, step_of
+from numpyro_tempered.mixtures.ascent import (
+    Algorithm,
+    Limits,
+    PassState,
+    Summary,
+    step_of,
+)
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.factors import coefficients
 from numpyro_tempered.mixtures.prepare import MixtureData
-from numpyro_tempered.mixtures.source import Beginning, Rest, Setting
+from numpyro_tempered.mixtures.source import NextSteps, Setting, Starts
 from numpyro_tempered.mixtures.starts import Assign, split_components, start_data
 
 T = TypeVar("T")
@@ -78,8 +84,8 @@ class ArraySource(NamedTuple):
         rng_key: Array,
         algorithm: Algorithm,
         problem: P,
-        beginning: Beginning,
-        rest: Callable[[P, Any], Rest] | None = None,
+        starts: Starts,
+        next_steps: Callable[[P, Any], NextSteps] | None = None,
     ) -> tuple[P, Any]:
         """The problem, and the states of all starts.
 
@@ -87,27 +93,27 @@ class ArraySource(NamedTuple):
             rng_key: Key of the starts.
             algorithm: The algorithm.
             problem: Without what it needs of all rows.
-            beginning: The starts.
-            rest: A problem and states of the right shapes, before these are there, to what else to compile.
+            starts: The starts.
+            next_steps: A problem and states of the right shapes, before these are there, to what else to compile.
 
         Raises:
             ValueError: If the start does not fit the data, or the component gives coordinates that are NaN.
         """
-        data, (num_components, start, num_restarts, growth, *_) = self.data, beginning
+        data, (num_components, start, num_restarts, splits, *_) = self.data, starts
         capacity, (shards, number, size) = (
             self.capacity(num_components),
             self.blocks.weight.shape,
         )
         layout = {"capacity": capacity, "shards": shards, "size": number * size}
         stored = start_data(start, len(data.rows), num_components, **layout)
-        setting = Setting(problem, stored, np.arange(capacity) < num_components, growth)
+        setting = Setting(problem, stored, np.arange(capacity) < num_components, splits)
         static = {
             "component": data.component,
             "algorithm": algorithm,
             "assign": start.assign,
         }
-        groups = self.groups(beginning.num_starts)
-        if self.fill and rest is not None:
+        groups = self.groups(starts.num_starts)
+        if self.fill and next_steps is not None:
             # What few data take is most of all compiling.
             first = rng_key, groups[0], groups[0] < 0, setting, self.blocks
             if programs.compile_ahead(_begin, *first, **static):
@@ -115,12 +121,14 @@ class ArraySource(NamedTuple):
                 posed, states = jax.tree.map(
                     lambda leaf: np.ones(leaf.shape, leaf.dtype), (posed, states)
                 )
-                whole = self.groups(beginning.num_starts + len(beginning.padded))[0]
+                first_group = self.groups(starts.num_starts + len(starts.padded))[0]
                 group = jax.tree.map(
-                    lambda leaf: np.zeros((len(whole), *leaf.shape[1:]), leaf.dtype),
+                    lambda leaf: np.zeros(
+                        (len(first_group), *leaf.shape[1:]), leaf.dtype
+                    ),
                     states,
                 )
-                self.compile_ahead(algorithm, posed, group, rest(posed, states))
+                self.compile_ahead(algorithm, posed, group, next_steps(posed, states))
         programs.wait_for(_begin)
         parts = []
         for numbers in groups:
@@ -138,8 +146,8 @@ class ArraySource(NamedTuple):
                 f"{data.component.name}: coordinates gives NaN. Rows of NaN stand for none: leave "
                 "them out of means over the rows."
             )
-        return jax.tree.map(np.asarray, posed), beginning.with_given(
-            _joined(parts, beginning.num_starts)
+        return jax.tree.map(np.asarray, posed), starts.with_given(
+            _joined(parts, starts.num_starts)
         )
 
     def ascent_arguments(self, problem: Any, limits: Limits) -> tuple[Any, ...]:
@@ -157,12 +165,12 @@ class ArraySource(NamedTuple):
 
     def ascend(
         self, algorithm: Algorithm, problem: Any, states: T, limits: Limits
-    ) -> Ascent[Visit[T]]:
+    ) -> Ascent[PassState[T]]:
         """All starts to their ends, one group after the other; with a progress bar in several calls each."""
         problem, blocks, _, *numbers = self.ascent_arguments(problem, limits)
         static = {"component": self.data.component, "algorithm": algorithm}
 
-        def advance_to(state: Ascent[Visit[T]], until: int) -> Ascent[Visit[T]]:
+        def advance_to(state: Ascent[PassState[T]], until: int) -> Ascent[PassState[T]]:
             return compiled_ascent(
                 state, problem, blocks, np.int32(until), *numbers, **static
             )
@@ -183,18 +191,18 @@ class ArraySource(NamedTuple):
                     trace=ended.trace.T, num_steps=np.full(len(some), ended.num_steps)
                 )
             )
-        whole = _joined(parts, num_starts)
-        return whole._replace(trace=whole.trace.T, num_steps=whole.num_steps.max())
+        joined = _joined(parts, num_starts)
+        return joined._replace(trace=joined.trace.T, num_steps=joined.num_steps.max())
 
     def compile_ahead(
-        self, algorithm: Algorithm, problem: Any, group: Any, rest: Rest
+        self, algorithm: Algorithm, problem: Any, group: Any, next_steps: NextSteps
     ) -> None:
-        """Compile the ascent, and the summary in double precision, in other threads; see :class:`Rest`."""
+        """Compile the ascent, and the summary in double precision, in other threads; see :class:`NextSteps`."""
         state, component = (
-            ascent.begin(group, rest.limits.max_iter),
+            ascent.begin(group, next_steps.limits.max_iter),
             self.data.component,
         )
-        shared = self.ascent_arguments(problem, rest.limits)
+        shared = self.ascent_arguments(problem, next_steps.limits)
         programs.compile_ahead(
             compiled_ascent, state, *shared, component=component, algorithm=algorithm
         )
@@ -202,8 +210,8 @@ class ArraySource(NamedTuple):
             programs.compile_ahead(
                 _reduce,
                 self.blocks,
-                rest.arguments,
-                summary=rest.summary,
+                next_steps.arguments,
+                summary=next_steps.summary,
                 component=component,
             )
 
@@ -279,7 +287,7 @@ def _begin(
 ) -> tuple[Any, Any, Array]:
     """The problem, the states of the starts with these numbers, and whether all coordinates are numbers."""
     problem = _reduced(blocks, (setting.problem,), algorithm.pose, component)
-    active, growth = setting.active, setting.growth
+    active, splits = setting.active, setting.splits
     points, weight = (
         sweep.points_of(component, blocks),
         sweep.out_of_blocks(blocks.weight),
@@ -294,7 +302,7 @@ def _begin(
         return in_place.astype(blocks.columns.dtype)
 
     def from_parent(key: Array) -> Array:
-        parent, first = growth  # type: ignore[misc]
+        parent, first = splits  # type: ignore[misc]
         omega = sweep.responsibilities(
             component, coefficients(component, parent), blocks
         )
@@ -306,7 +314,7 @@ def _begin(
 
     def one(number: Array, is_split: Array) -> Any:
         key = jax.random.fold_in(rng_key, number)
-        if growth is None:
+        if splits is None:
             return algorithm.begin(component, problem, from_start(key), blocks)
         omega = jax.lax.cond(is_split, from_parent, from_start, key)
         return algorithm.begin(component, problem, omega, blocks)
@@ -318,7 +326,7 @@ def _begin(
 
 @partial(programs.fast_jit, static_argnames=("component", "algorithm"))
 def compiled_ascent(
-    state: Ascent[Visit[T]],
+    state: Ascent[PassState[T]],
     problem: P,
     blocks: sweep.Blocks,
     until: Array,
@@ -327,7 +335,7 @@ def compiled_ascent(
     *,
     component: Component,
     algorithm: Algorithm,
-) -> Ascent[Visit[T]]:
+) -> Ascent[PassState[T]]:
     """All restarts until they have ended, or ``until`` passes are done; ``tolerance`` is that of one datum."""
     return advance(
         step_of(algorithm, component, problem, blocks, total),

@@ -57,7 +57,7 @@ class Algorithm(NamedTuple):
     follow: Callable[..., tuple[Array, Array, Any]]
 
 
-class Visit(NamedTuple, Generic[T]):
+class PassState(NamedTuple, Generic[T]):
     """The state of an algorithm whose passes over the data evaluate the objective where they start.
 
     Attributes:
@@ -111,7 +111,7 @@ class History(NamedTuple):
     """The history of an ascent; see :class:`MixtureFit`."""
 
     trace: np.ndarray
-    objectives: np.ndarray
+    restart_objectives: np.ndarray
     num_best: int
     spread: float
     converged: bool
@@ -120,7 +120,7 @@ class History(NamedTuple):
     @classmethod
     def of(
         cls,
-        state: Ascent[Visit[T]],
+        state: Ascent[PassState[T]],
         best: int,
         objectives: np.ndarray,
         num_restarts: int,
@@ -159,10 +159,12 @@ def count_best(
     return int(is_near[:num_restarts].sum()) + int(is_near[num_restarts:].any())
 
 
-def begin(factors: T, max_iter: int, num_starts: int | None = None) -> Ascent[Visit[T]]:
+def begin(
+    factors: T, max_iter: int, num_starts: int | None = None
+) -> Ascent[PassState[T]]:
     """The ascent before the first pass, of factors with leading axis R; from ``num_starts`` on they are none."""
     # The trace has a length that other limits share: it is part of what is compiled.
-    state = ascent.begin(Visit(factors, factors), sweep.next_power(max_iter, 1024))
+    state = ascent.begin(PassState(factors, factors), sweep.next_power(max_iter, 1024))
     size = len(state.objective)
     active: Any = np.arange(size) < (size if num_starts is None else num_starts)
     return state._replace(active=active)
@@ -196,17 +198,17 @@ def after_pass(
     algorithm: Algorithm,
     component: Component,
     problem: Any,
-    point: Visit[T],
+    point: PassState[T],
     sums: Any,
     total: Array,
-) -> Iterate[Visit[T]]:
+) -> Iterate[PassState[T]]:
     """The states after a pass with these sums, leading axis R."""
 
     def of_one(state: T, sums: Any) -> tuple[Array, Array, T]:
         return algorithm.follow(component, problem, state, sums, total)
 
     objective, rounding, following = jax.vmap(of_one)(point.update, sums)
-    return Iterate(Visit(point.update, following), objective, rounding)
+    return Iterate(PassState(point.update, following), objective, rounding)
 
 
 def step_of(
@@ -215,10 +217,10 @@ def step_of(
     problem: Any,
     blocks: sweep.Blocks,
     total: Array,
-) -> Step[Visit[T]]:
+) -> Step[PassState[T]]:
     """An algorithm for :func:`numpyro_tempered.core.ascent.advance`; ``total`` is the sum of the weights."""
 
-    def step(point: Visit[T]) -> Iterate[Visit[T]]:
+    def step(point: PassState[T]) -> Iterate[PassState[T]]:
         read = read_all(algorithm, component, problem, point.update)
         sums = pass_sums(algorithm, component, problem, blocks, read)
         return after_pass(algorithm, component, problem, point, sums, total)
@@ -241,11 +243,11 @@ def rounding_error(total: Array, *terms: Array, alpha: Array | float = 1.0) -> A
 
 
 def ascend(
-    advance: Callable[[Ascent[Visit[T]], int], Ascent[Visit[T]]],
-    state: Ascent[Visit[T]],
+    advance: Callable[[Ascent[PassState[T]], int], Ascent[PassState[T]]],
+    state: Ascent[PassState[T]],
     limits: Limits,
     stride: int,
-) -> Ascent[Visit[T]]:
+) -> Ascent[PassState[T]]:
     """All restarts to their ends, and a progress bar.
 
     Args:
@@ -294,7 +296,7 @@ def restart(tree: T, index: int) -> T:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
-def ended(state: Ascent[Visit[T]]) -> Ascent[Visit[T]]:
+def ended(state: Ascent[PassState[T]]) -> Ascent[PassState[T]]:
     """An ascent on the host, with objectives in double precision: -inf where one is not finite."""
     objective: Any = finite_or_least(state.objective)
     on_host = jax.tree.map(np.asarray, state)
@@ -307,7 +309,7 @@ def finite_or_least(objectives: Array) -> np.ndarray:
     return np.where(np.isfinite(values), values, -np.inf)
 
 
-def check_finite(state: Ascent[Visit[T]], component: Component) -> None:
+def check_finite(state: Ascent[PassState[T]], component: Component) -> None:
     """Refuse an ascent of which nothing is finite; warn of restarts that failed.
 
     Raises:

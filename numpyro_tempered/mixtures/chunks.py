@@ -19,8 +19,8 @@ from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import (
     Algorithm,
     Limits,
+    PassState,
     Summary,
-    Visit,
     after_pass,
 )
 from numpyro_tempered.mixtures.components.base import (
@@ -32,10 +32,11 @@ from numpyro_tempered.mixtures.draws import generator_of
 from numpyro_tempered.mixtures.prepare import (
     MixtureData,
     centre_data,
+    prepare,
     spacing_of,
     weight_of,
 )
-from numpyro_tempered.mixtures.source import Beginning, pass_of
+from numpyro_tempered.mixtures.source import Source, Starts, pass_of
 
 Chunk: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
 Chunks: TypeAlias = Iterable[Chunk] | Callable[[], Iterable[Chunk]]
@@ -115,8 +116,8 @@ class ChunkSource(NamedTuple):
         rng_key: Array,
         algorithm: Algorithm,
         problem: P,
-        beginning: Beginning,
-        rest: object = None,
+        starts: Starts,
+        next_steps: object = None,
     ) -> tuple[P, Any]:
         """The problem, and states from responsibilities of the sample, weighted as all data."""
         problem = jax.tree.map(np.asarray, self.reduce(algorithm.pose, problem))
@@ -125,14 +126,14 @@ class ChunkSource(NamedTuple):
             weight=(scale * self.data.weight).astype(self.data.weight.dtype)
         )
         sample = array_source(
-            data, beginning.num_components, beginning.num_restarts, fill=False
+            data, starts.num_components, starts.num_restarts, fill=False
         )
-        _, states = sample.begin(rng_key, algorithm, problem, beginning)
+        _, states = sample.begin(rng_key, algorithm, problem, starts)
         return problem, states
 
     def ascend(
         self, algorithm: Algorithm, problem: Any, states: T, limits: Limits
-    ) -> Ascent[Visit[T]]:
+    ) -> Ascent[PassState[T]]:
         """All restarts to their ends, a pass over the chunks for each iteration."""
         component, dtype = self.data.component, self.data.rows.dtype
         tolerance, total = (
@@ -140,7 +141,7 @@ class ChunkSource(NamedTuple):
             for each in (limits.tolerance_at(dtype), self.data.total)
         )
 
-        def advance(state: Ascent[Visit[T]], until: int) -> Ascent[Visit[T]]:
+        def advance(state: Ascent[PassState[T]], until: int) -> Ascent[PassState[T]]:
             sums = self.reduce(pass_of(algorithm), problem, state.point.update)
             return _after_pass(
                 state,
@@ -157,9 +158,37 @@ class ChunkSource(NamedTuple):
 
 
 def is_chunks(x: object) -> TypeGuard[Chunks]:
-    """Whether data are chunks rather than one array: a function, or a list of arrays ``(n, d)``."""
-    first = x[0] if isinstance(x, list | tuple) and x else None
-    return callable(x) or np.ndim(first[0] if isinstance(first, tuple) else first) == 2  # type: ignore[arg-type]
+    """Whether data are chunks rather than one array: a function, a list of arrays ``(n, d)``, or an iterable."""
+    if isinstance(x, list | tuple):
+        first: Any = x[0] if x else None
+        return np.ndim(first[0] if isinstance(first, tuple) else first) == 2
+    return callable(x) or (isinstance(x, Iterable) and not hasattr(x, "shape"))
+
+
+def source_of(
+    rng_key: Array,
+    x: ArrayLike | Chunks,
+    component: Component,
+    sample_weight: ArrayLike | None,
+    num_components: int,
+    limits: Limits,
+    **options: int,
+) -> Source:
+    """The rows of an array, or of chunks, for a mixture of K.
+
+    Raises:
+        TypeError: If they are of the wrong kind.
+        ValueError: If they are not of the family, or weights come beside chunks.
+    """
+    if not is_chunks(x):
+        rows = prepare(x, component, sample_weight)  # type: ignore[arg-type]
+        return array_source(rows, num_components, limits.num_restarts)
+    if sample_weight is not None:
+        raise ValueError(
+            "chunks bring their weights: give tuples (rows, sample_weight), not sample_weight."
+        )
+    together = num_components * limits.num_restarts
+    return chunk_source(rng_key, x, component, num_together=together, **options)
 
 
 def open_chunks(chunks: Chunks) -> Iterator[Chunk]:
@@ -206,9 +235,13 @@ def read_checked(chunks: Chunks, component: Component) -> Iterator[Block]:
         if np.shape(parts[0])[0] == 0:
             continue
         try:
-            whole = [to_host(part) if spans_processes(part) else part for part in parts]
-            rows = np.asarray(component.check(whole[0]))
-            weight = np.asarray(weight_of(whole[1] if len(whole) == 2 else None, rows))
+            on_host = [
+                to_host(part) if spans_processes(part) else part for part in parts
+            ]
+            rows = np.asarray(component.check(on_host[0]))
+            weight = np.asarray(
+                weight_of(on_host[1] if len(on_host) == 2 else None, rows)
+            )
         except (TypeError, ValueError) as error:
             raise type(error)(f"chunk {number}: {error}") from error
         yield rows, np.where(np.all(np.isnan(rows), axis=1), 0.0, weight)
@@ -332,7 +365,7 @@ def _finish(
 
 @partial(jax.jit, static_argnames=("component", "algorithm"))
 def _after_pass(
-    state: Ascent[Visit[T]],
+    state: Ascent[PassState[T]],
     problem: Any,
     sums: Any,
     tolerance: Array,
@@ -340,7 +373,7 @@ def _after_pass(
     *,
     component: Component,
     algorithm: Algorithm,
-) -> Ascent[Visit[T]]:
+) -> Ascent[PassState[T]]:
     """The state of the ascent after a pass over the data with these sums, leading axis R."""
     after = after_pass(algorithm, component, problem, state.point, sums, total)
     return record(state, after, tolerance * total)

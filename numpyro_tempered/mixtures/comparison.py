@@ -30,7 +30,7 @@ def criterion_columns(
     bounds = [fitted.bound for fitted in fits.values() if fitted.bound is not None]
     if len(bounds) < len(fits):
         raise ValueError(
-            "num_samples=0 leaves out E1, which the number of components is selected by."
+            "num_draws=0 leaves out E1, which the number of components is selected by."
         )
     elbo = np.array([bound.value for bound in bounds])
     labels = np.array(
@@ -79,15 +79,15 @@ def comparison_dataset(
     places = tuple(
         np.array([[names.index(name), orders.index(k)] for name, k in pairs]).T
     )
-    is_whole = len(pairs) == len(names) * len(orders)
+    is_full = len(pairs) == len(names) * len(orders)
 
     def spread(values: np.ndarray) -> np.ndarray:
         shape = len(names), len(orders)
-        table = np.zeros(shape, values.dtype) if is_whole else np.full(shape, np.nan)
+        table = np.zeros(shape, values.dtype) if is_full else np.full(shape, np.nan)
         table[places] = values
         return table
 
-    whole = dataset(
+    data = dataset(
         {key: spread(values) for key, values in columns.items()},
         # Not "component", which numbers the components of a mixture in the other groups.
         coords={"family": names, "num_components": orders},
@@ -96,5 +96,5 @@ def comparison_dataset(
     )
     for key, values in columns.items():
         # What NaN turned into floating numbers.
-        whole[key].attrs["kind"] = values.dtype.name
-    return whole
+        data[key].attrs["kind"] = values.dtype.name
+    return data

@@ -11,13 +11,7 @@ from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent
-from numpyro_tempered.mixtures.array import ArraySource, array_source
-from numpyro_tempered.mixtures.chunks import (
-    Chunks,
-    ChunkSource,
-    chunk_source,
-    is_chunks,
-)
+from numpyro_tempered.mixtures.chunks import Chunks, source_of
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, check_is_component
 from numpyro_tempered.mixtures.criteria import aic, bic, icl
@@ -29,9 +23,8 @@ from numpyro_tempered.mixtures.likelihood import (
     check_em,
     rounding_loss,
 )
-from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.rounding import check_resolution
-from numpyro_tempered.mixtures.source import Beginning, Rest
+from numpyro_tempered.mixtures.source import NextSteps, Starts
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 
 
@@ -52,7 +45,7 @@ class MixtureEM(NamedTuple):
         pseudo_data: s, as given.
         trace: The objective at every pass of the best restart, in the precision of the data: log L, and the
             share of the pseudo-data.
-        objectives: That of every restart, ``(R,)``; -inf for one that collapsed.
+        restart_objectives: That of every restart, ``(R,)``; -inf for one that collapsed.
         num_best: Restarts that reach within 0.1 nat of the best.
         spread: That of the best restart less the median's, in nats.
         converged: Whether the best restart ended by the tolerance.
@@ -71,7 +64,7 @@ class MixtureEM(NamedTuple):
     num_parameters: int
     pseudo_data: float
     trace: np.ndarray
-    objectives: np.ndarray
+    restart_objectives: np.ndarray
     num_best: int
     spread: float
     converged: bool
@@ -107,7 +100,7 @@ def em(
     *,
     num_components: int,
     sample_weight: ArrayLike | None = None,
-    start: Start | None = None,
+    init: Start | None = None,
     num_restarts: int = 8,
     pseudo_data: float = 0.0,
     tolerance: float | None = None,
@@ -132,12 +125,12 @@ def em(
     Args:
         rng_key: Key of the starts.
         x: Data, rows ``(n, d)``. NaN are missing entries and are marginalised where the family allows this. Or
-            chunks of rows, as for :func:`fit_chunks`: a list of arrays ``(n, d)``, or a function that makes a new
+            chunks of rows, as for :func:`fit`: a list of arrays ``(n, d)``, or a function that makes a new
             iterable of them for each pass.
         component: The family, such as ``nt.mixtures.components.gaussian(dim)``.
         num_components: K >= 1.
         sample_weight: How often each row counts, ``(n,)``, not negative.
-        start: First responsibilities, :func:`kmeans_plus_plus` by default. Where they leave a component
+        init: First responsibilities, :func:`kmeans_plus_plus` by default. Where they leave a component
             collapsed, all are given one pseudo-datum in the first step.
         num_restarts: Starts, ascended side by side; the best that has not collapsed is returned.
         pseudo_data: s >= 0; 0 is maximum likelihood. scikit-learn's ``reg_covar`` adds to variances in the units
@@ -179,37 +172,29 @@ def em(
         raise ValueError(
             f"{component.name} has no maximum_likelihood: take nt.mixtures.fit."
         )
-    source: ArraySource | ChunkSource
-    if is_chunks(x):
-        if sample_weight is not None:
-            raise ValueError(
-                "chunks bring their weights: give tuples (rows, sample_weight), not sample_weight."
-            )
-        together = num_components * limits.num_restarts
-        source = chunk_source(
-            rng_key,
-            x,
-            component,
-            num_start_rows=num_start_rows,
-            size=size,
-            num_together=together,
-        )
-    else:
-        rows = prepare(x, component, sample_weight)  # type: ignore[arg-type]
-        source = array_source(rows, num_components, limits.num_restarts)
+    source = source_of(
+        rng_key,
+        x,
+        component,
+        sample_weight,
+        num_components,
+        limits,
+        num_start_rows=num_start_rows,
+        size=size,
+    )
     data, dtype = source.data, source.data.rows.dtype
     active: Any = np.arange(source.capacity(num_components)) < num_components
     numbers: Any = (np.asarray(each, dtype) for each in (pseudo_data, data.total))
-    beginning = Beginning(num_components, start_or_default(start), limits.num_restarts)
+    starts = Starts(num_components, start_or_default(init), limits.num_restarts)
     algorithm = EXPECTATION_MAXIMISATION
     in_double = partial(jax.tree.map, partial(np.asarray, dtype=np.float64))
     extra = data.centre, np.asarray(data.spacings), in_double(data.prior)
 
-    def rest(problem: EMProblem, points: Point) -> Rest:
-        return Rest(limits, FINAL, (in_double(ascent.restart(points, 0)), extra))
+    def next_steps(problem: EMProblem, points: Point) -> NextSteps:
+        return NextSteps(limits, FINAL, (in_double(ascent.restart(points, 0)), extra))
 
     problem, points = source.begin(
-        rng_key, algorithm, EMProblem(data.prior, active, *numbers), beginning, rest
+        rng_key, algorithm, EMProblem(data.prior, active, *numbers), starts, next_steps
     )
     if not bool(problem.is_resolved):
         raise FloatingPointError(

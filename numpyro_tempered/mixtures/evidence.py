@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Limits, Summary, Visit
+from numpyro_tempered.mixtures.ascent import Limits, PassState, Summary
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, broadcast_prior
 from numpyro_tempered.mixtures.draws import Noises, draw_noise, parameters_at
@@ -35,7 +35,7 @@ from numpyro_tempered.mixtures.rounding import (
     losses_of,
     sizes_of,
 )
-from numpyro_tempered.mixtures.source import Rest, Source
+from numpyro_tempered.mixtures.source import NextSteps, Source
 from numpyro_tempered.mixtures.sweep import (
     Blocks,
     Coefficients,
@@ -95,7 +95,7 @@ def evaluate(
     problem: MixtureProblem,
     settings: Settings,
     outcome: Outcome,
-    num_samples: int,
+    num_draws: int,
 ) -> MixtureFit:
     """The outcome as a fit: F, counts and E1 at its factors, in double precision.
 
@@ -111,7 +111,7 @@ def evaluate(
         settings.num_components,
         outcome.factors.concentration.dtype,
     )
-    arguments = final_arguments(rng_key, data, problem, outcome.factors, num_samples)
+    arguments = final_arguments(rng_key, data, problem, outcome.factors, num_draws)
     with double_precision():
         values = jax.tree.map(np.asarray, source.reduce(FINAL, *arguments))
     check_resolution(data.component, values.spacing, values.losses, values.counts)
@@ -132,7 +132,7 @@ def evaluate(
         centre=data.centre,
         objective=value,
         kl=float(values.kl),
-        bound=BoundEstimate.of(value, values.gaps) if num_samples else None,
+        bound=BoundEstimate.of(value, values.gaps) if num_draws else None,
         counts=values.counts[:size],
         num_moves=outcome.num_moves,
         total=data.total,
@@ -145,16 +145,16 @@ def following(
     data: MixtureData,
     problem: MixtureProblem,
     limits: Limits,
-    num_samples: int,
+    num_draws: int,
     *_: object,
-) -> Rest:
-    """What follows the beginning of a fit; see :class:`Rest`."""
+) -> NextSteps:
+    """What follows the first states of a fit; see :class:`NextSteps`."""
     at_prior = Factors(
         problem.concentration,
         broadcast_prior(problem.prior, len(problem.concentration)),
     )
-    return Rest(
-        limits, FINAL, final_arguments(rng_key, data, problem, at_prior, num_samples)
+    return NextSteps(
+        limits, FINAL, final_arguments(rng_key, data, problem, at_prior, num_draws)
     )
 
 
@@ -163,16 +163,16 @@ def final_arguments(
     data: MixtureData,
     problem: MixtureProblem,
     factors: Factors,
-    num_samples: int,
+    num_draws: int,
 ) -> tuple[Factors, Draws | None, tuple[np.ndarray | None, np.ndarray, MixtureProblem]]:
     """The arguments of ``FINAL``, on the host."""
     problem, factors = jax.tree.map(
         partial(np.asarray, dtype=np.float64), (problem, factors)
     )
     draws = None
-    if num_samples:
+    if num_draws:
         with double_precision():
-            draws = Draws(*draw_noise(rng_key, data.component, factors, num_samples))
+            draws = Draws(*draw_noise(rng_key, data.component, factors, num_draws))
     return factors, draws, (data.centre, np.asarray(data.spacings), problem)
 
 
@@ -255,10 +255,12 @@ def coefficients_of(
     return jax.vmap(of_one)(*draws)
 
 
-def step_error(source: Source, problem: MixtureProblem, visit: Visit[Factors]) -> float:
+def step_error(
+    source: Source, problem: MixtureProblem, point: PassState[Factors]
+) -> float:
     """What F loses by a step of the factors that is not taken in double precision."""
     problem, (factors, following) = jax.tree.map(
-        partial(np.asarray, dtype=np.float64), (problem, visit)
+        partial(np.asarray, dtype=np.float64), (problem, point)
     )
     with double_precision():
         return float(source.reduce(STEP_ERROR, factors, None, (problem, following)))

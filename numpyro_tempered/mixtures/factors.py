@@ -11,8 +11,8 @@ from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.ascent import (
     Algorithm,
     History,
+    PassState,
     Summary,
-    Visit,
     rounding_error,
 )
 from numpyro_tempered.mixtures.components import derived
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
         num_moves: Moves that were accepted.
         tolerance: Rise of the objective at which a restart has converged, in nats.
         fall: The largest fall of the objective beyond rounding.
-        fallen: The number of the restart that fell so, and its last visit.
+        fallen: The number of the restart that fell so, and its last state.
     """
 
     factors: Factors
@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
     num_moves: int = 0
     tolerance: float = 0.0
     fall: float = 0.0
-    fallen: tuple[int, Visit[Factors]] | None = None
+    fallen: tuple[int, PassState[Factors]] | None = None
 
 
 def problem_of(data: MixtureData, settings: Settings, capacity: int) -> MixtureProblem:

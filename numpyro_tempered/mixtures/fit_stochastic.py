@@ -45,9 +45,9 @@ def fit_stochastic(
     batch_size: int = 1024,
     num_passes: int = 1,
     num_inner: int = 1,
-    start: Start | None = None,
+    init: Start | None = None,
     num_restarts: int = 8,
-    num_samples: int = 100,
+    num_draws: int = 100,
     num_start_rows: int = 65536,
     size: int = 65536,
     progress_bar: ProgressBar = None,
@@ -57,11 +57,11 @@ def fit_stochastic(
     Steps of :func:`stochastic`, one for each batch, for the number of data that the chunks hold. The data are
     read twice to check them and sum what is constant, ``num_passes`` times for the steps, and twice for the
     objectives.
-    To reach an optimum, continue with :func:`fit_chunks`, ``warm_start`` and ``num_restarts=1``.
+    To reach an optimum, continue with :func:`fit`, this fit as ``init`` and ``num_restarts=1``.
 
     Args:
         rng_key: Key of the starts, of the order of the rows, and of the draws for E1.
-        chunks: As for :func:`fit_chunks`. Rows are shuffled within ``size`` of them: data that are sorted must be
+        chunks: As for :func:`fit`. Rows are shuffled within ``size`` of them: data that are sorted must be
             shuffled before.
         component: The family and its prior.
         num_components: K >= 1.
@@ -71,9 +71,9 @@ def fit_stochastic(
         batch_size: Rows of a batch.
         num_passes: Passes over the data.
         num_inner: Repetitions of each step; see :func:`stochastic`.
-        start: First responsibilities of the rows that starts see, :func:`kmeans_plus_plus` by default.
+        init: First responsibilities of the rows that starts see, :func:`kmeans_plus_plus` by default.
         num_restarts: Starts, side by side; the one with the largest F at the end is returned.
-        num_samples: Draws for E1.
+        num_draws: Draws for E1.
         num_start_rows: Rows, drawn at random, that starts see.
         size: Rows that are moved to the device and shuffled together.
         progress_bar: Whether to show blocks of rows, by tqdm; None: where the fit takes some seconds.
@@ -83,8 +83,8 @@ def fit_stochastic(
         without a test; ``trace`` holds F at the end alone, and ``num_iter`` the passes.
 
     Raises:
-        TypeError: As :func:`fit_chunks`.
-        ValueError: As :func:`fit_chunks`.
+        TypeError: As :func:`fit`.
+        ValueError: As :func:`fit`.
         FloatingPointError: If batches were rejected, or no restart has a finite objective.
 
     References:
@@ -108,7 +108,7 @@ def fit_stochastic(
         num_inner=num_inner,
         batch_size=batch_size,
     )
-    num_samples = check_count(num_samples, "num_samples", 2)
+    num_draws = check_count(num_draws, "num_draws", 2)
     stochastic.check_step_size(step_size)
     if step_size is None:
         raise TypeError(
@@ -135,10 +135,9 @@ def fit_stochastic(
         source,
         settings,
         limits,
-        start,
-        None,
-        climb=steps,
-        num_samples=num_samples,
+        init,
+        optimise=steps,
+        num_draws=num_draws,
         algorithm=STOCHASTIC,
     )
 

@@ -11,7 +11,7 @@ from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.mixtures import ascent, sweep
-from numpyro_tempered.mixtures.ascent import Algorithm, Summary, Visit
+from numpyro_tempered.mixtures.ascent import Algorithm, PassState, Summary
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (
     RESOLUTION,
@@ -329,7 +329,10 @@ EXPECTATION_MAXIMISATION = Algorithm(
 
 
 def check_em(
-    state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rounding: np.ndarray
+    state: Ascent[PassState[Point]],
+    best: int,
+    objectives: np.ndarray,
+    rounding: np.ndarray,
 ) -> None:
     """Raise where EM went wrong, warn where it is unfinished.
 

@@ -16,6 +16,8 @@ from numpyro_tempered.mixtures.components.base import Component, Rows
 from numpyro_tempered.mixtures.fit import fit
 from numpyro_tempered.mixtures.measure import largest_log_likelihood
 from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.starts import Start, start_or_default
+from numpyro_tempered.mixtures.warm import read_init
 from numpyro_tempered.mixtures.weights import StickBreaking
 from numpyro_tempered.select.ranking import (
     LogPrior,
@@ -40,19 +42,19 @@ def fold_in(rng_key: Array, number: int) -> Array:
 
 
 def check_options(options: dict[str, Any], label_multiplicity: bool) -> None:
-    """Refuse a ``warm_start``, since the fits of other K are that, and the symmetry of labels of sticks.
+    """Refuse fits in ``init``, since those of other K are there, and the symmetry of labels of sticks.
 
     Raises:
-        ValueError: If it is among the options, or labels of sticks are counted.
+        ValueError: If there is one, or labels of sticks are counted.
     """
     if label_multiplicity and isinstance(options.get("concentration"), StickBreaking):
         raise ValueError(
             "stick_breaking has an order of its components, so that another labelling is another model: leave "
             "label_multiplicity out."
         )
-    if "warm_start" in options:
+    if read_init(options.get("init"))[1] is not None:
         raise ValueError(
-            "each fit starts from that of the next smaller K, or larger alpha: leave warm_start out."
+            "each fit starts from that of the next smaller K, or larger alpha: leave fits out of init."
         )
 
 
@@ -164,6 +166,7 @@ def fit_orders(
     *,
     others: Mapping[int, MixtureFit] = MappingProxyType({}),
     stop: Callable[[Mapping[int, MixtureFit]], str | None] | None = None,
+    init: Start | None = None,
     **options: Any,
 ) -> tuple[dict[int, MixtureFit], str | None]:
     """Fits by K, from the smallest up: each also starts from the next smaller, and from another of its own K.
@@ -175,6 +178,7 @@ def fit_orders(
         orders: The K.
         others: Other fits, by K.
         stop: The fits so far to a reason to make no more of them, or None.
+        init: First responsibilities.
         **options: Further arguments of :func:`fit`.
 
     Returns:
@@ -189,7 +193,7 @@ def fit_orders(
             x,
             component,
             num_components=k,
-            warm_start=warm,
+            init=[*warm, start_or_default(init)],
             **options,
         )
         reason = None if stop is None else stop(fits)

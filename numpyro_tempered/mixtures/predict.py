@@ -132,7 +132,7 @@ def sample(rng_key: Array, fit: MixtureFit, num_rows: int) -> tuple[Array, Array
 
 
 @key_first
-def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> Parameters:
+def sample_posterior(rng_key: Array, fit: MixtureFit, num_samples: int) -> Parameters:
     """Draws of the parameters from rho, in the data's own coordinates.
 
     Args:
@@ -149,11 +149,11 @@ def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> Para
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
         >>> component = nt.mixtures.components.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
-        >>> nt.mixtures.sample_parameters(jax.random.key(1), fit, 7)["loc"].shape
+        >>> nt.mixtures.sample_posterior(jax.random.key(1), fit, 7)["loc"].shape
         (7, 2, 1)
     """
     check_count(num_samples, "num_samples")
-    parameters = _sample_parameters(
+    parameters = _sample_posterior(
         jax.random.split(rng_key, num_samples), fit.component, factors_of(fit)
     )
     if fit.centre is None:
@@ -232,7 +232,7 @@ def _sample(keys: Array, component: Component, factors: Factors) -> tuple[Array,
 
 
 @partial(jax.jit, static_argnames="component")
-def _sample_parameters(
+def _sample_posterior(
     keys: Array, component: Component, factors: Factors
 ) -> Parameters:
     def one(key: Array) -> Parameters:

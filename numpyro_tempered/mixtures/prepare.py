@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
-from numpyro_tempered.core.processes import automatic_mesh
+from numpyro_tempered.core.processes import automatic_mesh, has_mesh
 from numpyro_tempered.core.rows import as_array, held_array
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import weights
@@ -134,7 +134,7 @@ def on_host(x: ArrayLike) -> ArrayLike:
     return (
         np.asarray(x)
         if isinstance(x, jax.Array) and len(x.sharding.device_set) == 1
-        else automatic(x)
+        else automatic_row_mesh(x)
     )
 
 
@@ -306,17 +306,13 @@ def shard_rows(
     return jax.device_put(rows, sharding), jax.device_put(weight, sharding)
 
 
-def automatic(x: ArrayLike) -> ArrayLike:
+def automatic_row_mesh(x: ArrayLike) -> ArrayLike:
     """:func:`automatic_mesh` of rows.
 
     Raises:
         ValueError: If the columns are sharded.
     """
-    if (
-        is_traced(x)
-        or not isinstance(x, jax.Array)
-        or not isinstance(x.sharding, NamedSharding)
-    ):
+    if not has_mesh(x):
         return x
     if x.sharding.shard_shape(x.shape)[1:] != x.shape[1:]:
         raise ValueError(
@@ -327,11 +323,9 @@ def automatic(x: ArrayLike) -> ArrayLike:
 
 def place_beside(values: ArrayLike, rows: components.Rows) -> Array:
     """A value for each row, on the devices of the rows."""
-    if (
-        not isinstance(rows, jax.Array)
-        or is_traced(rows)
-        or not isinstance(rows.sharding, NamedSharding)
-    ):
+    if not has_mesh(rows):
         return jnp.asarray(values)
     spec = PartitionSpec(*rows.sharding.spec[:1])
-    return jax.device_put(automatic(values), NamedSharding(rows.sharding.mesh, spec))
+    return jax.device_put(
+        automatic_row_mesh(values), NamedSharding(rows.sharding.mesh, spec)
+    )

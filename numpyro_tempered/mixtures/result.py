@@ -84,8 +84,8 @@ class MixtureFit(NamedTuple):
             None without draws.
         counts: N_j, the weighted sums of the responsibilities, ``(K,)``.
         trace: F at every pass of the best restart, in the precision of the data.
-        objectives: F of every start, ``(R,)``, in the precision of the data; -inf for one that failed. Behind the
-            restarts are those from a warm start of fewer components.
+        restart_objectives: F of every start, ``(R,)``, in the precision of the data; -inf for one that failed.
+            Behind the restarts are those from a fit of fewer components in ``init``.
         num_best: Starts that reach within 0.1 nat of the best, moves included; those from fewer components count
             as one. An optimum that one start alone reaches is not to be trusted.
         spread: F of the best start less the median of the restarts, in nats; 0 for one start.
@@ -105,7 +105,7 @@ class MixtureFit(NamedTuple):
     bound: BoundEstimate | None
     counts: np.ndarray
     trace: np.ndarray
-    objectives: np.ndarray
+    restart_objectives: np.ndarray
     num_best: int
     spread: float
     converged: bool
@@ -143,7 +143,7 @@ class MixtureFit(NamedTuple):
 
     @property
     def elbo(self) -> TemperedELBO | None:
-        """E1, which ranks models; None without draws for it, of ``num_samples=0``."""
+        """E1, which ranks models; None without draws for it, of ``num_draws=0``."""
         if self.bound is None:
             return None
         bound, kl = self.bound, self.kl
@@ -152,7 +152,9 @@ class MixtureFit(NamedTuple):
     @property
     def evidence(self) -> Evidence:
         """Passes over the data, and F of every start."""
-        return Evidence(math.nan, self.num_iter, tuple(map(float, self.objectives)))
+        return Evidence(
+            math.nan, self.num_iter, tuple(map(float, self.restart_objectives))
+        )
 
     @property
     def mean(self) -> Params:
@@ -261,7 +263,7 @@ class MixtureFit(NamedTuple):
         concentration = np.asarray(self.factors.concentration)
         variational = {
             "objective_trace": (["iteration"], self.trace),
-            "objective_by_restart": (["restart"], self.objectives),
+            "objective_by_restart": (["restart"], self.restart_objectives),
             "count": (["component"], self.counts),
             # Of a stick what it takes, and what it leaves.
             "concentration": (
@@ -322,8 +324,8 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
     )
     falling = numbers if keeps else np.argsort(-fit.counts, kind="stable")
     indices = falling if order is None else np.asarray(order)
-    whole = np.issubdtype(indices.dtype, np.integer)
-    if not whole or sorted(indices.tolist()) != list(range(fit.num_components)):
+    are_integers = np.issubdtype(indices.dtype, np.integer)
+    if not are_integers or sorted(indices.tolist()) != list(range(fit.num_components)):
         raise ValueError(
             f"order must be a permutation of 0 ... {fit.num_components - 1}, got {order}."
         )

@@ -7,7 +7,7 @@ import numpy as np
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.core.warn import warn_caller
-from numpyro_tempered.mixtures.ascent import Visit
+from numpyro_tempered.mixtures.ascent import PassState
 from numpyro_tempered.mixtures.components.base import RESOLUTION, Component
 from numpyro_tempered.mixtures.factors import Factors, Outcome
 from numpyro_tempered.mixtures.prepare import MixtureData
@@ -101,7 +101,7 @@ def has_converged(
     outcome: Outcome,
     rise: float,
     limit: float,
-    step_error: Callable[[Visit[Factors]], float],
+    step_error: Callable[[PassState[Factors]], float],
 ) -> bool:
     """Whether an ascent that says so has converged in double precision too, with a warning where it has not.
 
@@ -110,16 +110,16 @@ def has_converged(
         outcome: The outcome of the search.
         rise: What a step in double precision raises the objective by.
         limit: How much counts, in nats.
-        step_error: A visit to what the objective loses there by a step that is not in double precision.
+        step_error: A state to what the objective loses there by a step that is not in double precision.
 
     Raises:
         RuntimeError: If F fell by more than rounding, unless its steps are not those of double precision.
     """
     if outcome.fallen is None:
         return outcome.history.converged
-    number, visit = outcome.fallen
+    number, point = outcome.fallen
     # Falls of less than what counts as converged are those of ill-conditioned priors.
-    if outcome.fall > limit and step_error(visit) <= limit:
+    if outcome.fall > limit and step_error(point) <= limit:
         raise RuntimeError(
             f"the objective of restart {number} fell by {outcome.fall:.3g} nats, which coordinate ascent cannot "
             f"do: update, coefficients and kl of the component {data.component.name!r} do not belong "

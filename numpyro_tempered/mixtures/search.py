@@ -1,4 +1,4 @@
-"""The search for a fit, phase by phase: pose the problem, begin, climb, evaluate."""
+"""The search for a fit, phase by phase: pose the problem, begin, ascend, evaluate."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +15,11 @@ from numpyro_tempered.mixtures.factors import (
 )
 from numpyro_tempered.mixtures.prepare import Settings
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.source import Beginning, Source
-from numpyro_tempered.mixtures.starts import Start, start_or_default
-from numpyro_tempered.mixtures.warm import WarmStart, with_warm
+from numpyro_tempered.mixtures.source import Source, Starts
+from numpyro_tempered.mixtures.warm import Init, read_init, with_fits
 
 # From where all starts begin to the best factors: by coordinate ascent, or by stochastic steps.
-Climb: TypeAlias = Callable[[Array, Source, MixtureProblem, Any, Limits], Outcome]
+Optimiser: TypeAlias = Callable[[Array, Source, MixtureProblem, Any, Limits], Outcome]
 
 
 def run(
@@ -28,28 +27,26 @@ def run(
     source: Source,
     settings: Settings,
     limits: Limits,
-    start: Start | None,
-    warm_start: WarmStart | None,
+    init: Init | None,
     *,
-    climb: Climb,
-    num_samples: int,
+    optimise: Optimiser,
+    num_draws: int,
     algorithm: Algorithm = TEMPERED_CAVI,
 ) -> MixtureFit:
-    """Begin from the starts, climb, and evaluate the outcome, with a warning where it has not converged.
+    """Begin from the starts, ascend, and evaluate the outcome, with a warning where it has not converged.
 
     Args:
-        rng_key: Key of the starts, of the climb and of the draws for E1.
+        rng_key: Key of the starts, of the ascent and of the draws for E1.
         source: The rows.
         settings: Alpha and the prior of the weights.
-        limits: The number of restarts, and when the climb ends.
-        start: First responsibilities.
-        warm_start: Fits whose factors restarts start from.
-        climb: The climb.
-        num_samples: Draws for E1.
+        limits: The number of restarts, and when the ascent ends.
+        init: First responsibilities, and fits whose factors restarts start from.
+        optimise: From the states of all starts to the best factors.
+        num_draws: Draws for E1.
         algorithm: What the states of the starts are of.
 
     Raises:
-        TypeError: If ``start`` is not a start, or ``warm_start`` not a fit.
+        TypeError: If ``init`` is neither.
         ValueError: If one of them does not fit the data.
         FloatingPointError: If no restart keeps a finite objective.
         RuntimeError: If F falls by more than rounding.
@@ -57,11 +54,10 @@ def run(
     problem = problem_of(
         source.data, settings, source.capacity(settings.num_components)
     )
-    beginning = Beginning(
-        settings.num_components, start_or_default(start), limits.num_restarts
-    )
-    beginning = with_warm(beginning, source.data, problem, warm_start)
-    rest = partial(following, rng_key, source.data, problem, limits, num_samples)
-    problem, states = source.begin(rng_key, algorithm, problem, beginning, rest)
-    outcome = climb(rng_key, source, problem, states, limits)
-    return evaluate(rng_key, source, problem, settings, outcome, num_samples)
+    start, fits = read_init(init)
+    starts = Starts(settings.num_components, start, limits.num_restarts)
+    starts = with_fits(starts, source.data, problem, fits)
+    next_steps = partial(following, rng_key, source.data, problem, limits, num_draws)
+    problem, states = source.begin(rng_key, algorithm, problem, starts, next_steps)
+    outcome = optimise(rng_key, source, problem, states, limits)
+    return evaluate(rng_key, source, problem, settings, outcome, num_draws)

@@ -42,30 +42,31 @@ class ComponentSelection(NamedTuple):
     """The number of components that the penalised ELBO selects, and their family where there were several.
 
     Attributes:
-        num_components: K̂.
-        fit: Its fit.
-        fits: All fits, by K; of several families by name and K, as in ``fits["full", 3]``.
+        selected: K̂; of several families the name and K̂, as in ``fits["full", 3]``.
+        fits: All fits, by K, or by name and K.
         columns: The comparison, arrays in the order of ``fits``; see :func:`select_num_components`.
         attrs: Attributes of the comparison.
         report: Makes ``data``.
         uncertain: Whether the error of the ELBO of the selected model or of the runner-up exceeds the margin
             between the two: two Monte Carlo standard errors, and the spread of the starts where fewer than two of
-            them reach within 0.1 nat of the best. Raise ``num_restarts``, or ``num_samples``.
-        family: The name of the selected family; None where there was one.
+            them reach within 0.1 nat of the best. Raise ``num_restarts``, or ``num_draws``.
         at_end: Whether K̂ is the largest of several K, so that a larger one may be better.
         stopped: Why K grew no further, with ``num_components=None``; of several families by name.
     """
 
-    num_components: int
-    fit: MixtureFit
+    selected: Model
     fits: dict[Any, MixtureFit]
     columns: dict[str, np.ndarray]
     attrs: dict[str, Any]
     report: OnDemand
     uncertain: bool
-    family: str | None = None
     at_end: bool = False
     stopped: str | dict[str, str] | None = None
+
+    @property
+    def fit(self) -> MixtureFit:
+        """The selected fit."""
+        return self.fits[self.selected]
 
     @property
     def comparison(self) -> Any:
@@ -97,7 +98,7 @@ def select_num_components(
     label_multiplicity: bool = False,
     num_restarts: int = 16,
     baselines: bool = True,
-    num_draws: int = 1000,
+    num_samples: int = 1000,
     **options: Any,
 ) -> ComponentSelection:
     r"""Select the number of components by the penalised ELBO, and their family where several are given.
@@ -153,8 +154,8 @@ def select_num_components(
             symmetry, which a bound around one labelling misses. Sticks have none.
         num_restarts: Random starts for each K, of the ascent and of EM.
         baselines: Whether to run EM.
-        num_draws: Draws of the selected posterior in ``data``.
-        **options: Further arguments of :func:`fit`, such as ``num_moves`` or ``concentration``.
+        num_samples: Draws of the selected posterior in ``data``.
+        **options: Further arguments of :func:`fit`, such as ``num_draws`` or ``concentration``.
 
     Returns:
         A :class:`ComponentSelection`. A warning says where the default ends at the selected K; other ranges have
@@ -177,7 +178,7 @@ def select_num_components(
         >>> choice = nt.mixtures.select_num_components(
         ...     jax.random.key(0), x, component, num_components=[1, 2], num_restarts=8, baselines=False
         ... )
-        >>> choice.num_components
+        >>> choice.selected
         2
 
         Of families and all K:
@@ -187,14 +188,14 @@ def select_num_components(
         >>> choice = nt.mixtures.select_num_components(
         ...     jax.random.key(0), x, families, num_components=None, num_restarts=8, baselines=False
         ... )
-        >>> choice.family, choice.num_components, choice.stopped["narrow"]
-        ('narrow', 2, 'K = 4 is the largest that is tried, a component for each row or 1024')
+        >>> choice.selected, choice.stopped["narrow"]
+        (('narrow', 2), 'K = 4 is the largest that is tried, a component for each row or 1024')
     """
     began, several = CLOCK.read(), isinstance(component, Mapping)
     components: Mapping[Any, Component] = (
         component if isinstance(component, Mapping) else {None: component}
     )
-    num_draws = check_count(num_draws, "num_draws")
+    num_samples = check_count(num_samples, "num_samples")
     check_options(options, label_multiplicity)
     options = {"alpha": alpha, "num_restarts": num_restarts} | options
     rows = (
@@ -243,10 +244,9 @@ def select_num_components(
         partial(comparison_of, columns, fits, attrs),
         options.get("sample_weight"),
     )
-    draws = {"num_samples": num_draws, "sample_weight": weight}
+    draws = {"num_samples": num_samples, "sample_weight": weight}
     choice = ComponentSelection(
-        number,
-        fits[selected],
+        selected,
         fits,
         columns,
         attrs,
@@ -262,7 +262,6 @@ def select_num_components(
             )
         ),
         uncertain,
-        family=name,
         at_end=at_end,
         stopped=reason,
     )

@@ -12,8 +12,8 @@ from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import (
     Algorithm,
     Limits,
+    PassState,
     Summary,
-    Visit,
     pass_sums,
     read_all,
 )
@@ -27,7 +27,7 @@ P = TypeVar("P")
 NUM_SPLITS = 4
 
 
-class Growth(NamedTuple):
+class Splits(NamedTuple):
     """Factors with fewer components, which ``NUM_SPLITS`` starts split.
 
     Attributes:
@@ -39,43 +39,43 @@ class Growth(NamedTuple):
     num_components: Any
 
 
-class Beginning(NamedTuple):
+class Starts(NamedTuple):
     """Which starts an ascent has.
 
     Attributes:
         num_components: K.
         start: First responsibilities.
         num_restarts: How many of them.
-        growth: A smaller mixture whose splits follow; or None.
-        whole: Factors of other fits, in the place of the first restarts.
+        splits: A smaller mixture whose splits follow; or None.
+        warm: Factors of other fits, in the place of the first restarts.
         padded: Those of fits with fewer components, filled up by empty ones: starts behind all others.
     """
 
     num_components: int
     start: Start
     num_restarts: int
-    growth: Growth | None = None
-    whole: Sequence[Any] = ()
+    splits: Splits | None = None
+    warm: Sequence[Any] = ()
     padded: Sequence[Any] = ()
 
     @property
     def num_starts(self) -> int:
         """Restarts and splits."""
         return self.num_restarts + (
-            NUM_SPLITS if self.growth is not None and self.growth.num_components else 0
+            NUM_SPLITS if self.splits is not None and self.splits.num_components else 0
         )
 
     def with_given(self, states: T) -> T:
-        """States with leading axis R, whole ones in the place of the first and padded ones at the end."""
-        size = len(self.whole)
+        """States with leading axis R, those of other fits first, and padded ones at the end."""
+        size = len(self.warm)
 
         def joined(leaf: np.ndarray, *others: Array) -> np.ndarray:
             rows = [np.asarray(each)[None] for each in others]
             return np.concatenate([*rows[:size], leaf[size:], *rows[size:]])
 
         return (
-            jax.tree.map(joined, states, *self.whole, *self.padded)
-            if self.whole or self.padded
+            jax.tree.map(joined, states, *self.warm, *self.padded)
+            if self.warm or self.padded
             else states
         )
 
@@ -87,17 +87,17 @@ class Setting(NamedTuple):
         problem: Without what it needs of all rows.
         start: The arrays of the start.
         active: Which components there are, ``(K,)``.
-        growth: A smaller mixture whose splits some starts are; or None.
+        splits: A smaller mixture whose splits some starts are; or None.
     """
 
     problem: Any
     start: Any
     active: Array | np.ndarray
-    growth: Growth | None
+    splits: Splits | None
 
 
-class Rest(NamedTuple):
-    """What follows the beginning of a fit: an ascent, and a summary in double precision.
+class NextSteps(NamedTuple):
+    """What follows the first states of a fit: an ascent, and a summary in double precision.
 
     Attributes:
         limits: When it ends.
@@ -147,12 +147,12 @@ class Source(Protocol):
         rng_key: Array,
         algorithm: Algorithm,
         problem: P,
-        beginning: Beginning,
-        rest: Callable[[P, Any], Rest] | None = None,
+        starts: Starts,
+        next_steps: Callable[[P, Any], NextSteps] | None = None,
     ) -> tuple[P, Any]:
         """The problem with what it needs of all rows, and the states of all starts, with leading axis R."""
 
     def ascend(
         self, algorithm: Algorithm, problem: Any, states: T, limits: Limits
-    ) -> Ascent[Visit[T]]:
+    ) -> Ascent[PassState[T]]:
         """All starts to their ends, from states with leading axis R; arrays of the host."""

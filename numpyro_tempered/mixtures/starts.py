@@ -311,7 +311,7 @@ def start_or_default(start: Start | None) -> Start:
         return kmeans_plus_plus()
     if not isinstance(start, Start):
         raise TypeError(
-            f"start is a {type(start).__name__}; expected a value such as nt.mixtures.starts.kmeans_plus_plus() "
-            "or nt.mixtures.starts.given_responsibilities(labels)."
+            f"init is a {type(start).__name__}; expected a value such as nt.mixtures.starts.kmeans_plus_plus() "
+            "or nt.mixtures.starts.given_responsibilities(labels), or for nt.mixtures.fit a MixtureFit."
         )
     return start

@@ -26,7 +26,12 @@ from numpyro_tempered.mixtures.factors import (
     in_order,
     update,
 )
-from numpyro_tempered.mixtures.prepare import automatic, check_settings, move, weight_of
+from numpyro_tempered.mixtures.prepare import (
+    automatic_row_mesh,
+    check_settings,
+    move,
+    weight_of,
+)
 from numpyro_tempered.mixtures.starts import Start, start_data, start_or_default
 from numpyro_tempered.mixtures.weights import Concentration
 
@@ -162,7 +167,7 @@ def stochastic(
     num_inner: int = 1,
     centre: ArrayLike | None = None,
     missing: bool = False,
-    start: Start | None = None,
+    init: Start | None = None,
 ) -> StochasticRule:
     r"""Natural-gradient steps on the global factors, one for each batch, for data that stream.
 
@@ -194,7 +199,7 @@ def stochastic(
             deviations loses the digits of its variance in float32.
         missing: Whether entries may be missing (NaN). Those of full covariance are completed by the factors
             before the batch: without ``step_size`` the posterior then depends on the order of the batches.
-        start: First responsibilities, :func:`kmeans_plus_plus` by default.
+        init: First responsibilities, :func:`kmeans_plus_plus` by default.
 
     Returns:
         A NamedTuple of functions: ``init(rng_key, x, sample_weight=None)`` to the state before the first batch,
@@ -241,13 +246,13 @@ def stochastic(
     prior = translate_on_host(
         component, component.prior, None if shift is None else -shift
     )
-    start = start_or_default(start)
+    start = start_or_default(init)
 
     def batch(
         x: ArrayLike, sample_weight: ArrayLike | None
     ) -> tuple[Array, Array, sweep.Blocks]:
         """Rows less the centre, their weights, and both in blocks."""
-        rows = move(component.check(automatic(x)), shift)
+        rows = move(component.check(automatic_row_mesh(x)), shift)
         if not is_traced(rows) and not missing and bool(jnp.any(jnp.isnan(rows))):
             raise ValueError(
                 f"{component.name}: the batch has missing entries (NaN): stochastic(missing=True)."
@@ -270,7 +275,7 @@ def stochastic(
         )
         return MixtureProblem(as_dtype(prior, dtype), *numbers)
 
-    def init(
+    def first_state(
         rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> StochasticState:
         rows, weight, blocks = batch(x, sample_weight)
@@ -315,7 +320,7 @@ def stochastic(
             sweep.sweep(form, mixture, blocks).log_sum + sweep.base_sum(form, blocks)
         ) / jnp.sum(weight)
 
-    return StochasticRule(init, step, factors, log_density)
+    return StochasticRule(first_state, step, factors, log_density)
 
 
 def start_state(

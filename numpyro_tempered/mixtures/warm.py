@@ -12,30 +12,54 @@ from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components.base import broadcast_prior, translate_on_host
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
 from numpyro_tempered.mixtures.prepare import MixtureData
-from numpyro_tempered.mixtures.result import MixtureFit, check_fit
-from numpyro_tempered.mixtures.source import Beginning, Growth
+from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.source import Splits, Starts
+from numpyro_tempered.mixtures.starts import Start, start_or_default
 
-WarmStart: TypeAlias = MixtureFit | Sequence[MixtureFit]
+Init: TypeAlias = Start | MixtureFit | Sequence[Start | MixtureFit]
 
 
-def with_warm(
-    beginning: Beginning,
+def read_init(init: Init | None) -> tuple[Start, list[MixtureFit] | None]:
+    """First responsibilities, and the fits; None where there are only the former.
+
+    Raises:
+        TypeError: If one is neither.
+        ValueError: If there are several first responsibilities.
+    """
+    # Both are tuples.
+    is_list = isinstance(init, list) or type(init) is tuple
+    each: list[Any] = list(init) if is_list else [init]  # type: ignore[arg-type]
+    fits = [part for part in each if isinstance(part, MixtureFit)]
+    others = [part for part in each if not isinstance(part, MixtureFit)]
+    starts = [start_or_default(part) for part in others]
+    if len(starts) > 1:
+        raise ValueError(
+            f"init has {len(starts)} first responsibilities; expected at most one, for all restarts."
+        )
+    start = starts[0] if starts else start_or_default(None)
+    return start, fits if fits or is_list else None
+
+
+def with_fits(
+    starts: Starts,
     data: MixtureData,
     problem: MixtureProblem,
-    warm_start: WarmStart | None,
-) -> Beginning:
+    fits: Sequence[MixtureFit] | None,
+) -> Starts:
     """The starts, and those from the factors of other fits. Of those with fewer components the largest is taken.
 
     Raises:
-        TypeError: If one is not a fit.
         ValueError: If one is of another family, or has more components.
     """
-    if warm_start is None:
-        return beginning
-    num_components = beginning.num_components
-    fits = [warm_start] if isinstance(warm_start, MixtureFit) else list(warm_start)
+    if fits is None:
+        return starts
+    num_components = starts.num_components
     for fit in fits:
-        check_warm(data, fit, num_components)
+        if fit.component != data.component or fit.num_components > num_components:
+            raise ValueError(
+                f"init has {fit.num_components} components of {fit.component.name}; expected at most "
+                f"{num_components} of {data.component.name}, both with missing entries or both without."
+            )
     nothing: Any = np.zeros_like(problem.concentration)
     cast = partial(np.asarray, dtype=problem.alpha.dtype)
     triples: list[tuple[int, Factors, Array]] = [
@@ -46,7 +70,7 @@ def with_warm(
         )
         for fit in (with_weights_of(problem, fit) for fit in fits)
     ]
-    whole = [
+    warm = [
         fill_up(problem, nothing, each)
         for size, each, _ in triples
         if size == num_components
@@ -55,11 +79,11 @@ def with_warm(
     if not smaller:
         # One program for mixtures with and without a smaller one.
         nobody = Factors(nothing, broadcast_prior(problem.prior, len(nothing)))
-        return beginning._replace(growth=Growth(nobody, np.int32(0)), whole=whole)
+        return starts._replace(splits=Splits(nobody, np.int32(0)), warm=warm)
     size, parent, concentration = max(smaller, key=lambda triple: triple[0])
-    growth = Growth(fill_up(problem, nothing, parent), np.int32(size))
-    return beginning._replace(
-        growth=growth, whole=whole, padded=[pad(problem, parent, concentration)]
+    splits = Splits(fill_up(problem, nothing, parent), np.int32(size))
+    return starts._replace(
+        splits=splits, warm=warm, padded=[pad(problem, parent, concentration)]
     )
 
 
@@ -86,8 +110,8 @@ def fill_up(problem: MixtureProblem, concentration: Array, factors: Factors) -> 
     posterior = jax.tree.map(
         lambda *leaves: np.concatenate(leaves), factors.posterior, others
     )
-    whole: Any = np.concatenate([factors.concentration, concentration[size:]])
-    return Factors(whole, posterior)
+    joined: Any = np.concatenate([factors.concentration, concentration[size:]])
+    return Factors(joined, posterior)
 
 
 def with_weights_of(problem: MixtureProblem, fit: MixtureFit) -> MixtureFit:
@@ -110,30 +134,12 @@ def with_weights_of(problem: MixtureProblem, fit: MixtureFit) -> MixtureFit:
     )
 
 
-def check_warm(data: MixtureData, warm_start: MixtureFit, num_components: int) -> None:
-    """Refuse what this fit cannot start from.
-
-    Raises:
-        TypeError: If ``warm_start`` is not a fit.
-        ValueError: If it is of another family, or has more components.
-    """
-    check_fit(warm_start, "warm_start")
-    if (
-        warm_start.component != data.component
-        or warm_start.num_components > num_components
-    ):
-        raise ValueError(
-            f"warm_start has {warm_start.num_components} components of {warm_start.component.name}; expected at "
-            f"most {num_components} of {data.component.name}, both with missing entries or both without."
-        )
-
-
-def factors_for(data: MixtureData, warm_start: MixtureFit) -> Factors:
+def factors_for(data: MixtureData, fit: MixtureFit) -> Factors:
     """The factors of another fit, for data less this fit's centre."""
-    factors = warm_start.factors
-    if warm_start.centre is None or data.centre is None:
+    factors = fit.factors
+    if fit.centre is None or data.centre is None:
         return factors
-    shift = warm_start.centre - data.centre
+    shift = fit.centre - data.centre
     return factors._replace(
         posterior=translate_on_host(data.component, factors.posterior, shift)
     )

@@ -22,11 +22,11 @@ from numpyro_tempered.online.streams.diagnose import diagnose
 from numpyro_tempered.online.streams.processes import (
     ADVICE,
     Placement,
-    alike,
-    automatic,
+    automatic_meshes,
     check_same,
     check_start,
-    whole,
+    on_all_processes,
+    replicate,
 )
 
 T = TypeVar("T")
@@ -188,7 +188,7 @@ def iterate_chunks(
     """
     check_parts(rule, expectation, state)
     before: Losses | None = None
-    state, chunks = automatic(state), iter(chunks)
+    state, chunks = automatic_meshes(state), iter(chunks)
     first = list(itertools.islice(chunks, 1))
     placement = Placement.of(first[0]) if first else Placement()
     if placement.shardings:
@@ -200,7 +200,7 @@ def iterate_chunks(
             expectation,
             jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block),
         )
-        alike(check) if placement.shardings else check()
+        on_all_processes(check) if placement.shardings else check()
         if spans_processes(state) and not placement.shardings:
             check_same(block, "the data", ADVICE)
         # Without a name of its own the block on the device is freed before the next one is made.
@@ -212,7 +212,7 @@ def iterate_chunks(
             rng_key,
         )
         state, losses = (
-            (whole(after, state), whole(losses))
+            (replicate(after, state), replicate(losses))
             if placement.shardings
             else (after, losses)
         )
@@ -241,7 +241,7 @@ def _features(chunks: list[Data], size: int) -> np.ndarray | None:
     ]
     if not leaves or np.ndim(leaves[0]) < 2:
         return None
-    x = to_host(held_array(automatic(leaves[0])[:size], "the features"))
+    x = to_host(held_array(automatic_meshes(leaves[0])[:size], "the features"))
     return (
         np.reshape(x, (-1, x.shape[-1])) if np.issubdtype(x.dtype, np.number) else None
     )

@@ -13,7 +13,7 @@ from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, refuse_model
 from numpyro_tempered.online.stream import Rounds, compiled_loop, compiled_single
 from numpyro_tempered.online.streams.findings import Pass, conclude
-from numpyro_tempered.online.streams.processes import check_pieces, prepare, whole
+from numpyro_tempered.online.streams.processes import check_pieces, prepare, replicate
 
 
 def check_data(expectation: Expectation, data: Data, mask: Array | None = None) -> None:
@@ -123,7 +123,7 @@ def update(
         rule, expectation, before, Rounds(arrays, rows, 1), rng_key
     )
     return (
-        (whole(after, before), whole(losses))
+        (replicate(after, before), replicate(losses))
         if spans_processes(arrays)
         else (after, losses)
     )
@@ -208,7 +208,7 @@ def run_rounds(
             rule, expectation, state, Rounds(arrays, rows, num_rounds), rng_key
         )
     if spans_processes(arrays):
-        after, losses = whole(after, state), whole(losses)
+        after, losses = replicate(after, state), replicate(losses)
     conclude(state, after, Pass(expectation, arrays, losses, rows))
     return after, losses
 

@@ -304,8 +304,8 @@ class Service:
                 "a service that draws needs a key: start it with rng_key=."
             )
         # Equal for equal services, so that one that is made anew is not traced anew.
-        whole = Answer(kind, at, self._labels, features)
-        answer: Callable[..., PyTree] = share_trace(whole, state, rng_key, *arrays)  # type: ignore[arg-type]
+        traced = Answer(kind, at, self._labels, features)
+        answer: Callable[..., PyTree] = share_trace(traced, state, rng_key, *arrays)  # type: ignore[arg-type]
         shapes = jax.eval_shape(answer, state, rng_key, *arrays)
         buffers = Inputs(packing_of(arrays, math.inf))
         return (

@@ -308,6 +308,6 @@ def compiled_single(
     rng_key: Array | None,
 ) -> tuple[OnlineState, Losses]:
     """:func:`single`, compiled as :func:`compiled_loop` is."""
-    whole = Step(rule, expectation)
-    one_round: RoundStep = share_trace(whole, state, rounds.data, rng_key, rounds.mask)  # type: ignore[arg-type]
+    traced = Step(rule, expectation)
+    one_round: RoundStep = share_trace(traced, state, rounds.data, rng_key, rounds.mask)  # type: ignore[arg-type]
     return _single(one_round, state, rounds, rng_key)

@@ -60,8 +60,8 @@ def _may_move(fit: MixtureFit) -> bool:
 
 def _plot_one_column(fit: MixtureFit, x: np.ndarray, ax: "Axes") -> None:
     x = x[~np.isnan(x)]
-    whole = not _may_move(fit) and bool(np.all(x == np.round(x)))
-    if whole:
+    are_integers = not _may_move(fit) and bool(np.all(x == np.round(x)))
+    if are_integers:
         grid = np.arange(x.min(), x.max() + 1)
         mass = np.array([np.mean(x == value) for value in grid])
         ax.bar(grid, mass, color="0.85", label="data")
@@ -73,7 +73,7 @@ def _plot_one_column(fit: MixtureFit, x: np.ndarray, ax: "Axes") -> None:
         # The interquartile range that the rule goes by spans the modes: twice as many bins.
         bins = 2 * (len(np.histogram_bin_edges(x, "fd")) - 1) if len(x) > 1 else 1
         ax.hist(x, bins=bins, density=True, color="0.85", label="data")
-    marker = "o-" if whole else "-"
+    marker = "o-" if are_integers else "-"
     ax.plot(
         grid,
         np.exp(log_predictive(fit, grid)),
@@ -86,7 +86,9 @@ def _plot_one_column(fit: MixtureFit, x: np.ndarray, ax: "Axes") -> None:
     for j in np.argsort(-fit.counts)[: fit.num_occupied]:
         ax.plot(grid, parts[:, j], color="C1", linestyle="--", linewidth=1.0)
     ax.plot([], [], color="C1", linestyle="--", linewidth=1.0, label="components")
-    ax.set(xlabel="x", ylabel="predictive mass" if whole else "predictive density")
+    ax.set(
+        xlabel="x", ylabel="predictive mass" if are_integers else "predictive density"
+    )
     ax.legend(frameon=False)
 
 

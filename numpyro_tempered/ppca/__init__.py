@@ -7,7 +7,7 @@ from numpyro_tempered.ppca.predict import (
     Imputed,
     LogDensity,
     impute,
-    log_density,
+    log_predictive,
     reconstruct,
     sample,
     transform,
@@ -15,7 +15,6 @@ from numpyro_tempered.ppca.predict import (
 from numpyro_tempered.ppca.rank import (
     Axes,
     FactorSelection,
-    num_occupied,
     principal_axes,
     select_num_factors,
 )
@@ -32,8 +31,7 @@ __all__ = [
     "Scores",
     "fit",
     "impute",
-    "log_density",
-    "num_occupied",
+    "log_predictive",
     "principal_axes",
     "prior",
     "reconstruct",

@@ -66,7 +66,7 @@ def fit(
         ard: Learn a precision λ_k for each column of W; else all are ``prior.loading_precision``.
         num_restarts: Number of starts, run side by side. The first is at the principal axes; the others alternate
             between the first with its last 1, 2, ... columns near 0 and random loadings. ARD has optima with more
-            and with fewer columns: before you count columns by :func:`num_occupied`, take ``2 * num_factors``. To
+            and with fewer columns: before you count columns by ``num_occupied``, take ``2 * num_factors``. To
             compare K, one start is enough.
         init: An earlier fit to start from, instead of the principal axes; of data in the same units.
         tolerance: A start has converged once a sweep gains no more than this for each row, in nats.

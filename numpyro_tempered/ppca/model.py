@@ -237,6 +237,14 @@ class PPCAFit(NamedTuple):
         return self.posterior.loc.shape[1] - 1
 
     @property
+    def num_occupied(self) -> int:
+        """Columns of W that ARD has left: those with :math:`|E W_k|^2` above half of :math:`E|W_k|^2`."""
+        q = in_double(self.posterior)
+        return int(
+            np.sum(np.sum(q.loc[:, :-1] ** 2, axis=0) > 0.5 * squared_loadings(q, np))
+        )
+
+    @property
     def loadings(self) -> np.ndarray:
         """Posterior mean of W, shape ``(d, K)``."""
         return np.asarray(self.posterior.loc)[:, :-1]
@@ -472,11 +480,7 @@ def check_fit(fit: object, name: str = "fit") -> None:
         TypeError: If it is none, such as a selection, which has several.
     """
     if not isinstance(fit, PPCAFit):
-        hint = (
-            ": take its .fits[K], such as that of K = .selected."
-            if hasattr(fit, "fits")
-            else "."
-        )
+        hint = ": take its .fit, or one of its .fits." if hasattr(fit, "fits") else "."
         raise TypeError(
             f"{name} must be a PPCAFit, by nt.ppca.fit, got {type(fit).__name__}{hint}"
         )

@@ -188,8 +188,8 @@ def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
 
 
 @key_first
-def log_density(
-    rng_key: Array, fit: PPCAFit, x: ArrayLike, num_samples: int = 1000
+def log_predictive(
+    rng_key: Array, fit: PPCAFit, x: ArrayLike, num_draws: int = 1000
 ) -> LogDensity:
     r"""Log predictive density of rows, :math:`\log E_q[p(x_i|W, m, \tau)]`, by Monte Carlo over q.
 
@@ -200,7 +200,7 @@ def log_density(
         rng_key: Key of the draws.
         fit: A fitted model.
         x: Data, shape ``(n, d)``, NaN where missing.
-        num_samples: Draws of (W, m, τ), at least 2, common to all rows.
+        num_draws: Draws of (W, m, τ), at least 2, common to all rows.
 
     Returns:
         :class:`LogDensity`; a row without any entry has 0.
@@ -214,15 +214,13 @@ def log_density(
         >>> import numpyro_tempered as nt
         >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
         >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
-        >>> density = nt.ppca.log_density(jax.random.key(1), fit, [[1.0, 1.0, 1.0], [1.0, 9.0, 1.0]])
+        >>> density = nt.ppca.log_predictive(jax.random.key(1), fit, [[1.0, 1.0, 1.0], [1.0, 9.0, 1.0]])
         >>> bool(density.value[0] > density.value[1])
         True
     """
-    check_count(num_samples, "num_samples", 2)
+    check_count(num_draws, "num_draws", 2)
     _, rows = _prepare(fit, x)
-    return _average(
-        draw(rng_key, posterior_of(fit), fit.noise_shape, num_samples), rows
-    )
+    return _average(draw(rng_key, posterior_of(fit), fit.noise_shape, num_draws), rows)
 
 
 @jax.jit

@@ -1,4 +1,4 @@
-"""The factors: their number by the penalised ELBO, how many ARD leaves, and their principal axes."""
+"""The factors: their number by the penalised ELBO, and their principal axes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,11 +9,13 @@ import numpy as np
 from numpyro_tempered.core.checks import check_options, describe, key_first
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.ppca.base import in_double
-from numpyro_tempered.ppca.bound import squared_loadings
 from numpyro_tempered.ppca.driver import Options, fit_each
 from numpyro_tempered.ppca.model import PPCAFit, check_fit
+from numpyro_tempered.report.arviz import assemble, dataset, versions
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, rank_models
+
+# Of the comparison, fields of :class:`FactorSelection`.
+COLUMNS = ("elbo", "log_prior", "criterion", "weight", "restart_spread", "converged")
 
 
 @add_repr
@@ -49,6 +51,21 @@ class FactorSelection(NamedTuple):
         """The selected fit."""
         return self.fits[self.selected]
 
+    @property
+    def data(self) -> Any:
+        """The comparison as ArviZ data, group ``model_comparison`` with dim ``num_factors``."""
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        # The ELBO has no Monte Carlo error.
+        columns["se"] = np.zeros_like(self.elbo)
+        attrs: dict[str, Any] = {"selected": self.selected}
+        comparison = dataset(
+            columns,
+            coords={"num_factors": list(self.num_factors)},
+            dims={name: ["num_factors"] for name in columns},
+            attrs=attrs,
+        )
+        return assemble({"model_comparison": comparison}, attrs | versions())
+
 
 class Axes(NamedTuple):
     """Principal axes of the posterior mean of W.
@@ -68,6 +85,7 @@ class Axes(NamedTuple):
 def select_num_factors(
     rng_key: Array,
     x: Any,
+    *,
     num_factors: Sequence[int],
     log_prior: LogPrior = None,
     **options: Any,
@@ -96,7 +114,7 @@ def select_num_factors(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
-        >>> nt.ppca.select_num_factors(jax.random.key(0), x, [1, 2], nt.dyadic, alpha=0.5).selected
+        >>> nt.ppca.select_num_factors(jax.random.key(0), x, num_factors=[1, 2], alpha=0.5).selected
         1
     """
     check_options(options, Options._fields, "select_num_factors")
@@ -129,32 +147,6 @@ def select_num_factors(
         selected=int(orders[ranking.best]),
         margin=float(ranking.margin[ranking.best]),
         fits=fits,
-    )
-
-
-def num_occupied(fit: PPCAFit) -> int:
-    r"""How many columns of W the data hold: those with :math:`|E W_k|^2` above half of :math:`E|W_k|^2`.
-
-    A column that ARD has emptied has a posterior about 0: its square is all variance.
-
-    Args:
-        fit: A fitted model.
-
-    Returns:
-        A number from 0 to K.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> import numpyro_tempered as nt
-        >>> noise = 0.3 * np.random.default_rng(0).normal(size=(20, 3))
-        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + noise
-        >>> nt.ppca.num_occupied(nt.ppca.fit(jax.random.key(0), x, num_factors=2))
-        1
-    """
-    check_fit(fit)
-    q = in_double(fit.posterior)
-    return int(
-        np.sum(np.sum(q.loc[:, :-1] ** 2, axis=0) > 0.5 * squared_loadings(q, np))
     )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # What makes each group, and the column that puts its best row first; None where rows have an order of their own.
 GROUPS = {
-    "model_comparison": ("compare or select_num_components", "rank"),
+    "model_comparison": ("compare, select_num_components, select_num_factors", "rank"),
     "alpha_selection": ("select_alpha", None),
     "calibrated_powers": ("select_alpha", None),
     "coverage": ("alpha.check_coverage or select_alpha", None),
@@ -46,6 +46,7 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     model_comparison      ``compare``                       models, best first
     model_comparison      ``select_num_components``         numbers of components, in order; of several families
                                                             pairs of family and number, best first
+    model_comparison      ``ppca.select_num_factors``       numbers of factors, in order
     alpha_selection       ``select_alpha``                  alphas, in order
     calibrated_powers     ``select_alpha``                  parameters, where asked for by ``name``
     coverage              ``alpha.check_coverage``,         numbers and levels; of ``select_alpha`` where asked
@@ -109,8 +110,10 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     if "online_to_batch" in present:
         frame = frame.join(group(groups, "online_to_batch")["guarantee"].to_dataframe())
     order = GROUPS[names[0]][1]
-    # Numbers of components stay in their order; not of every family there are all.
-    if order is None or ("num_components" in rows.dims and "family" not in rows.dims):
+    # Numbers of components and of factors stay in their order; not of every family there are all.
+    if order not in rows or (
+        "num_components" in rows.dims and "family" not in rows.dims
+    ):
         return frame
     kinds = {
         key: values.attrs["kind"]

@@ -258,7 +258,7 @@ def _elbo(
         raise TypeError(
             f"fits[{name!r}] is a {type(fit).__name__}, which has no ELBO: compare takes fits of fit_svi, "
             "fit_gaussian, mixtures, PCA and sparse regressions; of a stream online.posterior(state).on(x, y); "
-            "of a mixture without draws for its bound fit with num_samples >= 2."
+            "of a mixture without draws for its bound fit with num_draws >= 2."
         )
     if not math.isfinite(elbo.value):
         raise ValueError(

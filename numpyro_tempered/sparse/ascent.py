@@ -143,13 +143,13 @@ def make_starts(
     return Start(mean[point], jnp.argsort(-priorities, axis=1))
 
 
-def ascend(update: Update[T], start: T, num_sweeps: int, tolerance: Array) -> Ascent[T]:
+def ascend(update: Update[T], start: T, max_iter: int, tolerance: Array) -> Ascent[T]:
     """Repeat an update that raises its objective until it gains no more than the tolerance.
 
     Args:
         update: One sweep.
         start: The first state.
-        num_sweeps: Limit of the sweeps.
+        max_iter: Limit of the sweeps.
         tolerance: In nats a sweep.
     """
     unit = ROUNDING * jnp.finfo(tolerance.dtype).eps
@@ -158,9 +158,7 @@ def ascend(update: Update[T], start: T, num_sweeps: int, tolerance: Array) -> As
         state, objective = update(state)
         return Iterate(state, objective, unit * (1.0 + jnp.abs(objective)))
 
-    ascent = advance(
-        step, begin(start, num_sweeps, batched=False), num_sweeps, tolerance
-    )
+    ascent = advance(step, begin(start, max_iter, batched=False), max_iter, tolerance)
     # A larger fall is the end of the precision, not an optimum.
     return ascent._replace(converged=ascent.converged & (ascent.fall <= tolerance))
 
@@ -184,12 +182,12 @@ class Search(NamedTuple):
 
     Attributes:
         num_restarts: Number of starts.
-        num_sweeps: Limit of the sweeps of a start.
+        max_iter: Limit of the sweeps of a start.
         tolerance: Gain of a sweep at which a start has converged, in nats per row.
     """
 
     num_restarts: int
-    num_sweeps: int
+    max_iter: int
     tolerance: float
 
 
@@ -215,7 +213,7 @@ def find_best(
         ValueError: If a number of the search is out of range.
     """
     num_restarts = check_count(search.num_restarts, "num_restarts")
-    num_sweeps = check_count(search.num_sweeps, "num_sweeps")
+    max_iter = check_count(search.max_iter, "max_iter")
     tolerance = check_number(search.tolerance, "tolerance", "[0, inf)") * len(
         regression.y
     )
@@ -226,12 +224,10 @@ def find_best(
             regression._replace(init=None),
             jnp.asarray(tolerance, regression.x.dtype),
         )
-        return best_start(
-            make_ascent, data, starts, numbers, gain, num_sweeps=num_sweeps
-        )
+        return best_start(make_ascent, data, starts, numbers, gain, max_iter=max_iter)
 
 
-@partial(jax.jit, static_argnames=("make_ascent", "num_sweeps"))
+@partial(jax.jit, static_argnames=("make_ascent", "max_iter"))
 def best_start(
     make_ascent: Callable[..., tuple[Update[T], T]],
     regression: Regression,
@@ -239,12 +235,12 @@ def best_start(
     numbers: tuple[object, ...],
     tolerance: Array,
     *,
-    num_sweeps: int,
+    max_iter: int,
 ) -> Best[T]:
     """The ascents from all starts, one after another: each stops when it has converged."""
     ascents = jax.lax.map(
         lambda start: ascend(
-            *make_ascent(regression, start, *numbers), num_sweeps, tolerance
+            *make_ascent(regression, start, *numbers), max_iter, tolerance
         ),
         starts,
     )
@@ -264,7 +260,7 @@ def best_of(ascents: Ascent[T], starts: Start) -> Best[T]:
 
 
 def outcome(
-    q: SpikeSlab, best: Best[T], regression: Regression, num_sweeps: int
+    q: SpikeSlab, best: Best[T], regression: Regression, max_iter: int
 ) -> dict[str, Any]:
     """The fields that both fits have: the factors ``q`` of the best ascent, by columns, and how it ended.
 
@@ -272,7 +268,7 @@ def outcome(
         ValueError: If the objective is not finite.
     """
     ascent, order, d = best.ascent, best.order, len(regression.centre)
-    check_end(ascent, num_sweeps)
+    check_end(ascent, max_iter)
     posterior, intercept = unblock(q, order), None
     if len(order) > d:
         intercept = MeanField(posterior.loc[-1], posterior.scale[-1])
@@ -286,12 +282,12 @@ def outcome(
         if is_traced(ascent.trace)
         else ascent.trace[: int(ascent.num_iter)],
         "converged": ascent.converged,
-        "num_sweeps": ascent.num_iter,
+        "num_iter": ascent.num_iter,
         "order": order,
     }
 
 
-def check_end(ascent: Ascent[T], num_sweeps: int) -> None:
+def check_end(ascent: Ascent[T], max_iter: int) -> None:
     """Complain of an ascent that ended badly, unless its end is traced.
 
     Raises:
@@ -307,7 +303,7 @@ def check_end(ascent: Ascent[T], num_sweeps: int) -> None:
         )
     if not ascent.converged:
         warn_caller(
-            f"the best start did not converge within {num_sweeps} sweeps: take a larger num_sweeps; or, if its "
+            f"the best start did not converge within {max_iter} sweeps: take a larger max_iter; or, if its "
             f"trace falls at the end, the precision of {dtype} is too low for these data."
         )
 

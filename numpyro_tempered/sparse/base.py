@@ -15,8 +15,7 @@ from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.processes import automatic_mesh
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Numbers, Params
-from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
-from numpyro_tempered.gaussian.families.spike_slab import kl
+from numpyro_tempered.gaussian.families import MeanField, SpikeSlab, spike_slab
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.distributions import SpikeAndSlab
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
@@ -71,10 +70,10 @@ class RegressionFit(NamedTuple):
         noise_posterior: Gamma of 1/v under a ``noise_prior``; else None.
         objective: What the ascent maximises, every constant in it: the tempered ELBO of a linear regression, the
             quadratic bound below it of a logistic one.
-        trace: Objective after each sweep of the best start, shape ``(num_sweeps,)``; under ``jit`` or ``vmap`` as
+        trace: Objective after each sweep of the best start, shape ``(num_iter,)``; under ``jit`` or ``vmap`` as
             long as the sweeps allowed, NaN after the last.
         converged: Whether the best start met the tolerance.
-        num_sweeps: Its sweeps.
+        num_iter: Its sweeps.
         restart_objectives: Objective of every start, shape ``(num_restarts,)``.
         order: The best start's order of the coefficients, shape ``(d,)``.
         prior: The prior of the coefficients.
@@ -90,7 +89,7 @@ class RegressionFit(NamedTuple):
     objective: Array
     trace: Array
     converged: Array
-    num_sweeps: Array
+    num_iter: Array
     restart_objectives: Array
     order: Array
     prior: Prior
@@ -115,7 +114,7 @@ class RegressionFit(NamedTuple):
     def evidence(self) -> result.Evidence:
         """Sweeps, and the objective of every start."""
         ends = tuple(np.asarray(self.restart_objectives, float).tolist())
-        return result.Evidence(num_iter=int(self.num_sweeps), restart_elbos=ends)
+        return result.Evidence(num_iter=int(self.num_iter), restart_elbos=ends)
 
     @property
     def mean(self) -> Params:
@@ -288,18 +287,12 @@ def draw_factors(
     """Draws by site: ``coef``, and ``intercept`` and ``noise_precision`` where the model has them."""
     q = factors.coefficients
     gate_key, slab_key, intercept_key = jax.random.split(rng_key, 3)
-    shape, dtype = (num_samples, *q.loc.shape), q.loc.dtype
-    slab = q.loc + q.scale * jax.random.normal(slab_key, shape, dtype)
-    # A uniform draw is below 1: a column of probability 1 is always in.
-    draws = {
-        "coef": jnp.where(
-            jax.random.uniform(gate_key, shape, dtype) < q.probs, slab, 0.0
-        )
-    }
+    shape = (num_samples, *q.loc.shape)
+    draws = {"coef": spike_slab.draw(q, gate_key, slab_key, shape)}
     if factors.intercept is not None:
         loc, scale = factors.intercept
         draws["intercept"] = loc + scale * jax.random.normal(
-            intercept_key, (num_samples,), dtype
+            intercept_key, (num_samples,), q.loc.dtype
         )
     if factors.noise is not None:
         noise_key = jax.random.fold_in(rng_key, 1)
@@ -322,7 +315,7 @@ def elbo_of(
         raise ValueError(
             f"this is a batch of fits, by vmap: take one of them, such as {one}."
         )
-    divergence = jnp.sum(kl(factors.coefficients, SpikeSlab(*_slab(prior))))
+    divergence = jnp.sum(spike_slab.kl(factors.coefficients, SpikeSlab(*_slab(prior))))
     if factors.intercept is not None:
         intercept_prior = dist.Normal(0.0, prior.intercept_scale)
         divergence += dist.kl_divergence(

@@ -47,7 +47,7 @@ def fit_linear(
     alpha: ArrayLike = 1.0,
     num_restarts: int = 1,
     init: ArrayLike | None = None,
-    num_sweeps: int = 1000,
+    max_iter: int = 1000,
     tolerance: float = 1e-6,
 ) -> RegressionFit:
     r"""Tempered linear regression with a spike-and-slab prior, by coordinate ascent.
@@ -83,7 +83,7 @@ def fit_linear(
         alpha: Power on the likelihood, positive.
         num_restarts: Number of starts; the largest ELBO wins, and more starts never give a smaller one.
         init: Coefficients of a start before the others, ``(d,)``.
-        num_sweeps: Limit of the sweeps of a start.
+        max_iter: Limit of the sweeps of a start.
         tolerance: A start has converged once a sweep gains no more than this for each row, in nats.
 
     Returns:
@@ -116,12 +116,12 @@ def fit_linear(
     power, noise = jax.tree.map(
         lambda leaf: jnp.asarray(leaf, regression.x.dtype), (alpha, noise)
     )
-    search = Search(num_restarts, num_sweeps, tolerance)
+    search = Search(num_restarts, max_iter, tolerance)
     best = find_best(
         rng_key, regression, regression[:2], linear_ascent, (power, noise), search
     )
     state, of_noise = best.ascent.point, None
-    ascent = outcome(state.q, best, regression, num_sweeps)
+    ascent = outcome(state.q, best, regression, max_iter)
     if intercept_scale is None and not is_traced(x, y, ascent["posterior"]):
         _warn_of_mean(
             to_host(y) - to_host(x) @ to_host(ascent["posterior"].mean), noise_scale

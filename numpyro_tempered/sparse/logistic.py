@@ -41,7 +41,7 @@ def fit_logistic(
     alpha: ArrayLike = 1.0,
     num_restarts: int = 1,
     init: ArrayLike | None = None,
-    num_sweeps: int = 1000,
+    max_iter: int = 1000,
     tolerance: float = 1e-6,
 ) -> RegressionFit:
     r"""Tempered logistic regression with a spike-and-slab prior, by coordinate ascent on a quadratic bound.
@@ -73,7 +73,7 @@ def fit_logistic(
         num_restarts: Number of starts; the largest objective wins, and more starts never give a smaller one. They
             are those of :func:`fit_linear`, for the squared loss that the bound is at ξ = 0.
         init: Coefficients of a start before the others, ``(d,)``.
-        num_sweeps: Limit of the sweeps of a start.
+        max_iter: Limit of the sweeps of a start.
         tolerance: A start has converged once a sweep gains no more than this for each row, in nats.
 
     Returns:
@@ -110,12 +110,12 @@ def fit_logistic(
     # The quadratic bound at ξ = 0, where w = 1/4.
     squared_loss = 0.5 * regression.x, 2.0 * regression.y - 1.0
     numbers = (jnp.asarray(alpha, regression.x.dtype),)
-    search = Search(num_restarts, num_sweeps, tolerance)
+    search = Search(num_restarts, max_iter, tolerance)
     best = find_best(
         rng_key, regression, squared_loss, logistic_ascent, numbers, search
     )
     return RegressionFit(
-        **outcome(best.ascent.point.q, best, regression, num_sweeps),
+        **outcome(best.ascent.point.q, best, regression, max_iter),
         noise_scale=None,
         noise_posterior=None,
         objective=best.ascent.objective,

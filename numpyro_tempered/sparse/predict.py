@@ -139,7 +139,7 @@ def sample_posterior(
 
 @key_first
 def predict_proba(
-    rng_key: Array, fit: RegressionFit, x: ArrayLike, num_samples: int = 1000
+    rng_key: Array, fit: RegressionFit, x: ArrayLike, num_draws: int = 1000
 ) -> Moments:
     """Probabilities of class 1 at new rows, averaged over draws of the posterior.
 
@@ -150,14 +150,14 @@ def predict_proba(
         rng_key: Key of the draws, common to all rows.
         fit: A logistic fit.
         x: Rows, shape ``(n, d)``.
-        num_samples: Draws; the Monte Carlo standard error is ``scale / sqrt(num_samples)``.
+        num_draws: Draws; the Monte Carlo standard error is ``scale / sqrt(num_draws)``.
 
     Returns:
         :class:`Moments` of the probability over the posterior; the mean is the predictive probability.
 
     Raises:
         TypeError: If the fit is not logistic.
-        ValueError: As :func:`linear_predictor`, and if ``num_samples`` is not a positive integer.
+        ValueError: As :func:`linear_predictor`, and if ``num_draws`` is not a positive integer.
 
     Example:
         >>> import jax, numpy as np
@@ -172,9 +172,7 @@ def predict_proba(
             "predict_proba takes a logistic regression, got a linear one: use predict."
         )
     rows = centred_rows(fit, x)
-    draws = draw_factors(
-        rng_key, fit.factors(), check_count(num_samples, "num_samples")
-    )
+    draws = draw_factors(rng_key, fit.factors(), check_count(num_draws, "num_draws"))
     intercept = jnp.reshape(draws.get("intercept", 0.0), (-1, 1))
     with jax.default_matmul_precision("highest"):
         probabilities = jax.nn.sigmoid(intercept + draws["coef"] @ rows.T)

@@ -126,11 +126,11 @@ def mixture_run(rng, num_data, seed, separation, orders):
         num_components=orders,
         alpha=ALPHA,
         num_restarts=RESTARTS,
-        num_samples=50,
-        num_draws=2,
+        num_draws=50,
+        num_samples=2,
         baselines=False,
     )
-    draws = nt.mixtures.sample_parameters(draw_key, choice.fit, NUM_DRAWS)
+    draws = nt.mixtures.sample_posterior(draw_key, choice.fit, NUM_DRAWS)
     weights, centres = (
         np.asarray(part, np.float64)
         for part in (draws["weights"], draws["loc"][..., 0])
@@ -162,7 +162,7 @@ def mixture_run(rng, num_data, seed, separation, orders):
         "divergence": divergence,
         "excess": divergence,
         "certificate": certificate.value,
-        "K_is_2": float(choice.num_components == 2),
+        "K_is_2": float(choice.selected == 2),
     }
 
 

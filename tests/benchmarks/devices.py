@@ -95,7 +95,7 @@ def mixture(num_rows):
             num_restarts=2,
             max_iter=20,
             tolerance=0.0,
-            num_samples=0,
+            num_draws=0,
         )
         return fit.factors
 

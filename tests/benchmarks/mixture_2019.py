@@ -42,7 +42,7 @@ def estimates(key, x):
             num_components=3,
             alpha=alpha,
             num_restarts=RESTARTS,
-            num_samples=0,
+            num_draws=0,
             max_iter=5000,
         )
         a = np.asarray(fit.factors.concentration)

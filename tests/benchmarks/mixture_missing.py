@@ -95,7 +95,7 @@ def table_of(data, missing, train, test, orders):
                 "missing": missing,
                 "contender": name,
                 "rows": len(x),
-                "K": choice.num_components,
+                "K": choice.selected,
                 "held-out nats a row": values.mean(),
                 "se": values.std(ddof=1) / np.sqrt(len(values)),
             }

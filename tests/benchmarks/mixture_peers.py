@@ -122,14 +122,14 @@ def compiled_loop(x, component, k, start):
     from numpyro_tempered.mixtures.components.base import as_dtype
     from numpyro_tempered.mixtures.likelihood import EXPECTATION_MAXIMISATION, EMProblem
     from numpyro_tempered.mixtures.prepare import prepare
-    from numpyro_tempered.mixtures.source import Beginning
+    from numpyro_tempered.mixtures.source import Starts
 
     data = prepare(x, component, None)
     source = array_source(data, k, 1)
     prior, *numbers = as_dtype((data.prior, 0.0, data.total), data.rows.dtype)
     problem = EMProblem(prior, np.arange(source.capacity(k)) < k, *numbers)
     problem, points = source.begin(
-        jax.random.key(0), EXPECTATION_MAXIMISATION, problem, Beginning(k, start, 1)
+        jax.random.key(0), EXPECTATION_MAXIMISATION, problem, Starts(k, start, 1)
     )
 
     def run(passes):

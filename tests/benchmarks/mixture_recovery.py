@@ -93,7 +93,7 @@ def recovery(separations, sizes, truths, orders, num_seeds):
                         alphas=ALPHAS,
                         num_components=orders,
                         num_restarts=RESTARTS,
-                        num_samples=50,
+                        num_draws=50,
                     )
                     chosen = dict(
                         zip(
@@ -140,7 +140,7 @@ def misspecified(num_data, orders, alphas, num_seeds):
             alphas=alphas,
             num_components=orders,
             num_restarts=WRONG_RESTARTS,
-            num_samples=20,
+            num_draws=20,
             max_iter=3000,
         )["num_components_path"]
         rows += [

@@ -42,7 +42,7 @@ from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import Limits
 from numpyro_tempered.mixtures.factors import COMMON_CAVI, TEMPERED_CAVI, problem_of
 from numpyro_tempered.mixtures.prepare import Settings, prepare
-from numpyro_tempered.mixtures.source import Beginning
+from numpyro_tempered.mixtures.source import Starts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 SHAPES = [(1_000, 1, 3), (100_000, 2, 10), (1_000_000, 2, 10), (100_000, 16, 32)]
@@ -101,10 +101,8 @@ def ours(x, k, dtype, restarts=1):
     dtype = data.rows.dtype
     source = array_source(data, k, restarts)
     problem = problem_of(data, Settings(1.0, np.ones(k)), source.capacity(k))
-    beginning = Beginning(k, nt.mixtures.starts.kmeans_plus_plus(), restarts)
-    problem, factors = source.begin(
-        jax.random.key(0), TEMPERED_CAVI, problem, beginning
-    )
+    starts = Starts(k, nt.mixtures.starts.kmeans_plus_plus(), restarts)
+    problem, factors = source.begin(jax.random.key(0), TEMPERED_CAVI, problem, starts)
 
     def run(passes, tolerance=NEVER):
         algorithm = COMMON_CAVI if source.is_large else TEMPERED_CAVI
@@ -225,7 +223,7 @@ def restarts_table(repetitions, small):
                     component_for(x),
                     num_components=3,
                     num_restarts=restarts,
-                    num_samples=0,
+                    num_draws=0,
                 )
 
             call()
@@ -289,9 +287,9 @@ def objective_table(repetitions, small):
                     np.asarray(x, dtype),
                     component,
                     num_components=k,
-                    start=nt.mixtures.starts.given_responsibilities(start),
+                    init=nt.mixtures.starts.given_responsibilities(start),
                     num_restarts=1,
-                    num_samples=0,
+                    num_draws=0,
                     tolerance=tolerance / n,
                 )
             used += time.perf_counter() - begin_time
@@ -336,7 +334,7 @@ def rounding_table(small):
                     component_for(x),
                     num_components=10,
                     num_restarts=1,
-                    num_samples=0,
+                    num_draws=0,
                     max_iter=60,
                 )
             assert fit.trace.dtype == np.float32

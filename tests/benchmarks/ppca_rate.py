@@ -67,7 +67,12 @@ def select(seed, x, model, alpha):
         # The means of samples are far from a mean that is known to 1e-4.
         warnings.filterwarnings("ignore", message="the means of columns")
         return nt.ppca.select_num_factors(
-            jax.random.key(seed), x, orders, nt.dyadic, alpha=alpha, **MODELS[model]
+            jax.random.key(seed),
+            x,
+            num_factors=orders,
+            log_prior=nt.dyadic,
+            alpha=alpha,
+            **MODELS[model],
         )
 
 

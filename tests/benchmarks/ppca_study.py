@@ -60,7 +60,9 @@ def choices(key, x, orders):
     """The K that each method takes, and how far each criterion is decided."""
     row, margins = {}, {}
     for alpha in ALPHAS:
-        chosen = ppca.select_num_factors(key, x, orders, nt.dyadic, alpha=alpha)
+        chosen = ppca.select_num_factors(
+            key, x, num_factors=orders, log_prior=nt.dyadic, alpha=alpha
+        )
         row[f"ELBO {alpha:g}"], margins[f"margin {alpha:g}"] = (
             chosen.selected,
             chosen.margin,
@@ -68,12 +70,12 @@ def choices(key, x, orders):
         if not chosen.converged.all():
             raise RuntimeError("a fit has not converged")
     row["ELBO 1, no ARD"] = ppca.select_num_factors(
-        key, x, orders, nt.dyadic, ard=False
+        key, x, num_factors=orders, log_prior=nt.dyadic, ard=False
     ).selected
     largest = max(orders)
-    row["ARD"] = ppca.num_occupied(
-        ppca.fit(key, x, num_factors=largest, num_restarts=2 * largest)
-    )
+    row["ARD"] = ppca.fit(
+        key, x, num_factors=largest, num_restarts=2 * largest
+    ).num_occupied
     row["Minka"] = PCA(n_components="mle").fit(x).n_components_
     row["BIC"] = orders[int(np.argmax([bic(x, k) for k in orders]))]
     return row, margins
@@ -120,15 +122,17 @@ def wine(num_splits, num_orders=None):
     )
     for alpha in ALPHAS:
         table[f"ELBO {alpha:g}"] = ppca.select_num_factors(
-            jax.random.key(0), x, orders, nt.dyadic, alpha=alpha
+            jax.random.key(0), x, num_factors=orders, log_prior=nt.dyadic, alpha=alpha
         ).criterion
     held_out = np.zeros((num_splits, len(orders)))
     for split in range(num_splits):
         order = np.random.default_rng(split).permutation(len(x))
         train, test = x[order[36:]], x[order[:36]]
-        fits = ppca.select_num_factors(jax.random.key(split), train, orders).fits
+        fits = ppca.select_num_factors(
+            jax.random.key(split), train, num_factors=orders
+        ).fits
         for k, fit in fits.items():
-            held_out[split, k] = ppca.log_density(
+            held_out[split, k] = ppca.log_predictive(
                 jax.random.key(split), fit, test, 500
             ).value.mean()
     table["held out"] = held_out.mean(axis=0)

@@ -137,7 +137,7 @@ def mixture_call(n, d, num_components, rows=None, weight=None):
             num_restarts=1,
             max_iter=20,
             tolerance=0.0,
-            num_samples=0,
+            num_draws=0,
             progress_bar=False,
         )
         return fit.factors

@@ -81,8 +81,8 @@ CALLS = {
     "mixtures.fit": functools.partial(
         nt.mixtures.fit, jax.random.key(0), X, COMPONENT, **MIXTURE
     ),
-    "mixtures.fit_chunks": functools.partial(
-        nt.mixtures.fit_chunks, jax.random.key(0), [X], COMPONENT, **MIXTURE
+    "mixtures.fit, chunks": functools.partial(
+        nt.mixtures.fit, jax.random.key(0), [X], COMPONENT, **MIXTURE
     ),
 }
 UNIT = {"mixtures.fit"}

@@ -266,7 +266,8 @@ def benchmarks():
     k = rows("mixture_speed")[0]["K"]
     yield f"The first rows fill {WORDS[int(k)]} components up to {WORDS[filled()]}, so"
     rounding = written(
-        "numpyro_tempered/mixtures/climb.py", r"^COMMON_ROUNDING = ([\d.e-]+)"
+        "numpyro_tempered/mixtures/coordinate_ascent.py",
+        r"^COMMON_ROUNDING = ([\d.e-]+)",
     )
     yield f"({float(rounding):.4f} nat of a log density)"
     n, d, k = noted("mixture_speed", r"= \[\((\d+), (\d+), (\d+)\)")

@@ -527,7 +527,7 @@ def test_one_of_several_components_is_selected():
     assert set(several.selection_.fits) == {
         (name, k) for name in ("diag", "full") for k in (1, 2)
     }
-    alone = TemperedMixture(component=several.selection_.family, **options).fit(X)
+    alone = TemperedMixture(component=several.selection_.selected[0], **options).fit(X)
     assert several.n_components_ == alone.n_components_ == 2
     np.testing.assert_array_equal(several.means_, alone.means_)
     np.testing.assert_array_equal(several.predict_proba(X), alone.predict_proba(X))
@@ -536,7 +536,7 @@ def test_one_of_several_components_is_selected():
     # Functions of the number of columns, by names of one's own, and one K.
     components = {"mine": nt.mixtures.components.diagonal_gaussian, "other": "full"}
     named = TemperedMixture(2, component=components, n_init=4, random_state=0).fit(X)
-    assert named.selection_.family in components
+    assert named.selection_.selected[0] in components
     growing = TemperedMixture(None, n_init=4, random_state=0).fit(X)
     assert growing.selection_.stopped.startswith("none of the last")
 

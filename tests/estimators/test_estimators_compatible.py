@@ -30,7 +30,7 @@ def selected():
 
 
 def test_one_of_several_numbers_of_components_is_selected(selected):
-    assert selected.n_components_ == selected.selection_.num_components == 2
+    assert selected.n_components_ == selected.selection_.selected == 2
     assert set(selected.selection_.fits) == {1, 2, 3}
     np.testing.assert_array_equal(
         selected.predict(X) == selected.predict(X)[0], LABEL == 0

@@ -350,7 +350,7 @@ def follow_flow():
 
 # Sparse regression.
 
-SLAB = {"inclusion_prob": 0.3, "slab_scale": 1.5, "num_sweeps": 30}
+SLAB = {"inclusion_prob": 0.3, "slab_scale": 1.5, "max_iter": 30}
 SPARSE_FITS = {
     "known noise": (nt.sparse.fit_linear, Y, {"noise_scale": 0.5, "alpha": 0.5}),
     "estimated noise": (
@@ -401,11 +401,11 @@ for name, (rows, options) in PCA_FITS.items():
             "posterior": fit.posterior,
             "elbos": fit.restart_elbos,
             "axes": nt.ppca.principal_axes(fit),
-            "occupied": nt.ppca.num_occupied(fit),
+            "occupied": fit.num_occupied,
             "scores": nt.ppca.transform(fit, rows),
             "imputed": nt.ppca.impute(fit, MISSING),
             "reconstructed": nt.ppca.reconstruct(fit, rows),
-            "density": nt.ppca.log_density(KEY, fit, rows, 20),
+            "density": nt.ppca.log_predictive(KEY, fit, rows, 20),
             "draws": nt.ppca.sample_posterior(KEY, fit, 5),
             "rows": nt.ppca.sample(KEY, fit, 5),
         }
@@ -414,7 +414,7 @@ for name, (rows, options) in PCA_FITS.items():
 @case("pca number of factors", ignore=WARNED)
 def select_factors():
     choice = nt.ppca.select_num_factors(
-        KEY, ROWS, [1, 2], nt.dyadic, alpha=0.5, max_iter=20
+        KEY, ROWS, num_factors=[1, 2], log_prior=nt.dyadic, alpha=0.5, max_iter=20
     )
     return {
         "selected": choice.selected,

@@ -59,7 +59,7 @@ FAMILIES = {
         MIXED,
     ),
 }
-BRIEF = {"num_restarts": 2, "max_iter": 15, "num_samples": 20, "progress_bar": False}
+BRIEF = {"num_restarts": 2, "max_iter": 15, "num_draws": 20, "progress_bar": False}
 KNOWN = FAMILIES["known variance"][0]
 
 
@@ -67,7 +67,7 @@ def of_mixture(fit):
     """What a fit leaves."""
     return {
         "trace": fit.trace,
-        "objectives": fit.objectives,
+        "objectives": fit.restart_objectives,
         "factors": fit.factors,
         "bound": [fit.bound, fit.objective, fit.kl, fit.spread, fit.num_iter],
     }
@@ -86,10 +86,10 @@ for name in FAMILIES:
     @case(f"mixture {name}", name, ignore=WARNED)
     def fit_family(name):
         fit = fitted(name)
-        return of_mixture(fit) | {"draws": nt.mixtures.sample_parameters(KEY, fit, 3)}
+        return of_mixture(fit) | {"draws": nt.mixtures.sample_posterior(KEY, fit, 3)}
 
     @case(f"em {name}", name, ignore=WARNED)
-    def climb(name):
+    def fit_em(name):
         component, x = FAMILIES[name]
         options = {"num_restarts": 2, "max_iter": 15}
         fit = nt.mixtures.em(
@@ -98,19 +98,19 @@ for name in FAMILIES:
         of_data = {"parameters": fit.parameters, "weights": fit.weights}
         return {
             "trace": fit.trace,
-            "objectives": fit.objectives,
+            "objectives": fit.restart_objectives,
             "entropy": fit.entropy,
         } | of_data
 
 
 @case("em, three passes", ignore=WARNED)
-def climb_briefly():
+def fit_em_briefly():
     fit = nt.mixtures.em(
         KEY, POINTS, KNOWN, num_components=4, num_restarts=2, max_iter=3
     )
     return {
         "trace": fit.trace,
-        "objectives": fit.objectives,
+        "objectives": fit.restart_objectives,
         "parameters": fit.parameters,
     }
 
@@ -119,11 +119,11 @@ WAYS = {
     "sticks": {"concentration": nt.mixtures.stick_breaking(0.5), "num_components": 4},
     "moves": {"num_moves": 2, "num_components": 4},
     "weighted rows": {"sample_weight": 0.5 + np.arange(40) % 3},
-    "random start": {"start": nt.mixtures.starts.random_responsibilities(0.5)},
-    "k-means start": {"start": nt.mixtures.starts.kmeans_plus_plus(num_lloyd=2)},
+    "random start": {"init": nt.mixtures.starts.random_responsibilities(0.5)},
+    "k-means start": {"init": nt.mixtures.starts.kmeans_plus_plus(num_lloyd=2)},
     # The others may settle before they reach the limit.
     "three passes": {"max_iter": 3, "num_components": 4},
-    "given start": {"start": nt.mixtures.starts.given_responsibilities(GROUP)},
+    "given start": {"init": nt.mixtures.starts.given_responsibilities(GROUP)},
 }
 for name, options in WAYS.items():
 
@@ -149,12 +149,7 @@ for name in ("gaussian", "known variance", "diagonal gaussian"):
 @case("mixture, warm start", ignore=WARNED)
 def warm():
     fit = nt.mixtures.fit(
-        KEY,
-        POINTS,
-        KNOWN,
-        num_components=2,
-        warm_start=fitted("known variance"),
-        **BRIEF,
+        KEY, POINTS, KNOWN, num_components=2, init=fitted("known variance"), **BRIEF
     )
     return of_mixture(fit)
 
@@ -163,16 +158,14 @@ CHUNKS = [POINTS[:25], POINTS[25:]]
 
 
 @case("mixture of chunks", ignore=WARNED)
-def fit_chunks():
+def fit_in_chunks():
     options = {"num_components": 2, "alpha": 0.5, "size": 16} | BRIEF
-    return of_mixture(
-        nt.mixtures.fit_chunks(KEY, lambda: iter(CHUNKS), KNOWN, **options)
-    )
+    return of_mixture(nt.mixtures.fit(KEY, lambda: iter(CHUNKS), KNOWN, **options))
 
 
 @case("mixture by stochastic steps", ignore=WARNED)
 def fit_stochastic():
-    options = {"num_components": 2, "alpha": 0.5, "num_restarts": 2, "num_samples": 20}
+    options = {"num_components": 2, "alpha": 0.5, "num_restarts": 2, "num_draws": 20}
     steps = {
         "batch_size": 10,
         "num_passes": 2,
@@ -216,7 +209,7 @@ def predict():
         "labels": nt.mixtures.predict(fit, POINTS),
         "density": nt.mixtures.log_predictive(fit, POINTS),
         "rows": nt.mixtures.sample(KEY, fit, 5),
-        "parameters": nt.mixtures.sample_parameters(KEY, fit, 3),
+        "parameters": nt.mixtures.sample_posterior(KEY, fit, 3),
     }
 
 
@@ -226,17 +219,17 @@ ORDERS = {
     "num_components": [1, 2, 3],
     "num_restarts": 2,
     "max_iter": 15,
-    "num_samples": 20,
+    "num_draws": 20,
 }
 
 
 @case("number of components", ignore=WARNED)
 def select():
     choice = nt.mixtures.select_num_components(
-        KEY, POINTS, KNOWN, alpha=0.5, num_draws=20, **ORDERS
+        KEY, POINTS, KNOWN, alpha=0.5, num_samples=20, **ORDERS
     )
     fits = {k: [fit.objective, fit.counts] for k, fit in choice.fits.items()}
-    return {"selected": choice.num_components, "table": table_of(choice), "fits": fits}
+    return {"selected": choice.selected, "table": table_of(choice), "fits": fits}
 
 
 @case("number of components, growing", ignore=WARNED)
@@ -247,10 +240,7 @@ def grow():
     }
     options = ORDERS | {"num_components": None, "baselines": False}
     choice = nt.mixtures.select_num_components(KEY, POINTS[:12], families, **options)
-    return {
-        "selected": [choice.family, choice.num_components, choice.stopped],
-        "table": table_of(choice),
-    }
+    return {"selected": [*choice.selected, choice.stopped], "table": table_of(choice)}
 
 
 @case("number of components, path", ignore=WARNED)
@@ -279,7 +269,7 @@ def as_tempered():
 @case("mixture, polished", ignore=WARNED)
 def polish():
     fit = nt.mixtures.polish(
-        KEY, fitted("known variance"), POINTS, num_steps=20, num_samples=20
+        KEY, fitted("known variance"), POINTS, num_steps=20, num_draws=20
     )
     return {"losses": fit.losses, "params": fit.params, "elbo": fit.elbo}
 
@@ -307,4 +297,4 @@ def from_sklearn():
     model = BayesianGaussianMixture(n_components=2, random_state=0, max_iter=15).fit(
         POINTS
     )
-    return of_mixture(nt.mixtures.from_sklearn(KEY, model, POINTS, num_samples=20))
+    return of_mixture(nt.mixtures.from_sklearn(KEY, model, POINTS, num_draws=20))

@@ -243,7 +243,7 @@ def update_model():
 def with_prior():
     online = nt.OnlineVI(location, MATRIX)
     state, losses = online.run_chunks(KEY, [(Y[:25],), (Y[25:],)], size=20)
-    exact = online.with_prior(state, Y[:1], num_particles=50, num_iterations=5)
+    exact = online.with_prior(state, Y[:1], num_particles=50, num_iter=5)
     return of_run(state, losses) | {"with prior": exact.posterior}
 
 

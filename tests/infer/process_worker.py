@@ -316,7 +316,7 @@ def task_ppca(rows):
 
     key, x = jax.random.key(0), rows["x"]
     fit = nt.ppca.fit(key, x, num_factors=1, alpha=0.5, num_restarts=2)
-    selection = nt.ppca.select_num_factors(key, x, [0, 1, 2])
+    selection = nt.ppca.select_num_factors(key, x, num_factors=[0, 1, 2])
     data = nt.to_inference_data(fit, x, rng_key=key, num_samples=20)
     return {
         "loadings": fit.loadings,
@@ -338,15 +338,15 @@ def task_mixtures(rows):
         nt.mixtures.components.known_variance(2, prior_scale=10.0),
     )
     selection = nt.mixtures.select_num_components(
-        key, x, component, num_components=[1, 2], num_samples=4
+        key, x, component, num_components=[1, 2], num_draws=4
     )
     fit = selection.fit
     data = nt.to_inference_data(fit, x, rng_key=key, num_samples=20)
     by_steps = nt.mixtures.fit_stochastic(
-        key, [x], component, num_components=2, batch_size=20, num_samples=4
+        key, [x], component, num_components=2, batch_size=20, num_draws=4
     )
     return {
-        "num_components": selection.num_components,
+        "num_components": selection.selected,
         "objective": fit.objective,
         "loc": fit.posterior.loc,
         "log_lik": data["log_likelihood"]["x"].values,
@@ -407,7 +407,7 @@ def task_own_rows(rows):
         component,
         num_components=1,
         sample_weight=mask,
-        num_samples=4,
+        num_draws=4,
     )
     return {
         **{name: value for name, value in numbers_of(fit).items() if name != "losses"},

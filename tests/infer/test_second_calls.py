@@ -110,7 +110,7 @@ CALLS = {
         data(k)[0],
         nt.mixtures.components.gaussian(2),
         num_components=2,
-        num_samples=10,
+        num_draws=10,
     ),
     "mixtures.em": lambda key, k: nt.mixtures.em(
         key,

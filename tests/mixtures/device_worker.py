@@ -26,7 +26,7 @@ def summary(fit):
     return {
         "objective": fit.objective,
         "bound": fit.bound.value,
-        "objectives": fit.objectives.tolist(),
+        "objectives": fit.restart_objectives.tolist(),
         "loc": fit.posterior.loc.tolist(),
         "num_iter": fit.num_iter,
     }
@@ -45,7 +45,7 @@ def fitted(rows, **options):
         num_components=2,
         alpha=0.5,
         num_restarts=2,
-        num_samples=4,
+        num_draws=4,
         tolerance=1e-5,
         **options,
     )
@@ -58,17 +58,12 @@ def grown(rows):
     import numpyro_tempered as nt
 
     component = nt.mixtures.components.known_variance(2, prior_scale=10.0)
-    options = {"num_restarts": 1, "num_samples": 4, "tolerance": 1e-5}
+    options = {"num_restarts": 1, "num_draws": 4, "tolerance": 1e-5}
     parent = nt.mixtures.fit(
         jax.random.key(0), rows, component, num_components=1, **options
     )
     return nt.mixtures.fit(
-        jax.random.key(0),
-        rows,
-        component,
-        num_components=2,
-        warm_start=parent,
-        **options,
+        jax.random.key(0), rows, component, num_components=2, init=parent, **options
     )
 
 
@@ -82,7 +77,7 @@ def collectives(rows):
     from numpyro_tempered.mixtures.ascent import begin
     from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem
     from numpyro_tempered.mixtures.prepare import prepare
-    from numpyro_tempered.mixtures.source import Beginning
+    from numpyro_tempered.mixtures.source import Starts
 
     prepared = prepare(
         rows, nt.mixtures.components.known_variance(2, prior_scale=10.0), None
@@ -90,10 +85,8 @@ def collectives(rows):
     source = array_source(prepared, 2, 2)
     one = jnp.asarray(1.0)
     problem = MixtureProblem(prepared.prior, jnp.ones(2), one, one)
-    beginning = Beginning(2, nt.mixtures.starts.kmeans_plus_plus(), 2)
-    problem, factors = source.begin(
-        jax.random.key(0), TEMPERED_CAVI, problem, beginning
-    )
+    starts = Starts(2, nt.mixtures.starts.kmeans_plus_plus(), 2)
+    problem, factors = source.begin(jax.random.key(0), TEMPERED_CAVI, problem, starts)
     state = begin(factors, 10)
     lowered = compiled_ascent.lower(
         state,

@@ -11,7 +11,7 @@ FAMILIES = {
     name: nt.mixtures.components.known_variance(1, prior_scale=5.0, scale=noise)
     for name, noise in NOISES.items()
 }
-OPTIONS = {"num_restarts": 4, "num_samples": 40, "baselines": False}
+OPTIONS = {"num_restarts": 4, "num_draws": 40, "baselines": False}
 
 
 def three_clusters():

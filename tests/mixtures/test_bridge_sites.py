@@ -267,7 +267,7 @@ def test_polish_asks_for_the_elbo_of_its_options(monkeypatch, key, x64):
     monkeypatch.setattr(
         polish_module, "fit_svi", lambda *args, **options: calls.append((args, options))
     )
-    more = {"num_steps": 50, "num_particles": 7, "num_samples": 60}
+    more = {"num_steps": 50, "num_particles": 7, "num_draws": 60}
     nt.mixtures.polish(key, fit, X, sample_weight=WEIGHT, **more)
     monkeypatch.setattr(polish_module, "_spreads", lambda key, fit: {"loc": scale})
     nt.mixtures.polish(key, fit, X, optim="another")

@@ -120,7 +120,8 @@ def latents(trace):
 def test_bound_of_model_and_guide_is_e1(name, x64):
     (fit, source), x = fit_and_source(name), data_of(name)
     outcome = Outcome(
-        fit.factors, History(fit.trace, fit.objectives, 1, 0.0, True, fit.num_iter)
+        fit.factors,
+        History(fit.trace, fit.restart_objectives, 1, 0.0, True, fit.num_iter),
     )
     settings = Settings(fit.alpha, fit.problem.concentration)
     bound = evaluate(
@@ -325,7 +326,7 @@ def test_a_model_draws_complete_data_of_its_components(x64):
         (
             lambda: nt.compare({"no draws": fit_of("poisson")}),
             TypeError,
-            "no ELBO.*num_samples >= 2",
+            "no ELBO.*num_draws >= 2",
         ),
     ],
 )
@@ -350,14 +351,12 @@ def fit_and_polish(separation, num_components):
         num_components=num_components,
         alpha=0.5,
         num_restarts=2,
-        num_samples=1000,
+        num_draws=1000,
     )
     return (
         x,
         fit,
-        nt.mixtures.polish(
-            jax.random.key(1), fit, x, num_steps=300, num_samples=10_000
-        ),
+        nt.mixtures.polish(jax.random.key(1), fit, x, num_steps=300, num_draws=10_000),
     )
 
 

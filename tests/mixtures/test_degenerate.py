@@ -18,7 +18,7 @@ from numpyro_tempered.mixtures.starts import (
 )
 
 # One shape for all, compiled once a component.
-OPTIONS = {"num_components": 3, "num_restarts": 2, "num_samples": 2, "max_iter": 3000}
+OPTIONS = {"num_components": 3, "num_restarts": 2, "num_draws": 2, "max_iter": 3000}
 RAW = some_data("gaussian")
 CASES = {
     "as it is": RAW,
@@ -43,7 +43,7 @@ def numbers(result):
             result.posterior,
             result.counts,
             result.trace,
-            result.objectives,
+            result.restart_objectives,
         )
     )
     return np.concatenate(
@@ -73,7 +73,7 @@ def test_data_without_a_spread_and_of_any_scale_are_fitted_without_nan(family, k
                     result = fit(key, x, COMPONENTS[family](), alpha=0.5, **OPTIONS)
                 except FloatingPointError:
                     continue
-            best = result._replace(objectives=result.objectives.max())
+            best = result._replace(restart_objectives=result.restart_objectives.max())
             assert np.isfinite(numbers(best)).all(), case
             continue
         result = fit(key, x, COMPONENTS[family](), alpha=0.5, **OPTIONS)
@@ -112,7 +112,7 @@ def test_an_empty_component_stays_at_its_prior(key):
     """Its responsibilities vanish with the digamma of a small concentration."""
     start = given_responsibilities(np.zeros(len(RAW), int))
     component = diagonal_gaussian(2, rate=0.01)
-    result = fit(key, 1e-3 * RAW, component, concentration=1e-3, start=start, **OPTIONS)
+    result = fit(key, 1e-3 * RAW, component, concentration=1e-3, init=start, **OPTIONS)
     assert result.num_occupied == 1
     np.testing.assert_allclose(result.posterior.rate[1:], 0.01, rtol=1e-5)
 
@@ -162,7 +162,7 @@ def test_a_wrong_divergence_makes_the_objective_fall_and_is_refused(key):
         RuntimeError,
         match="update, coefficients and kl of the component 'known_variance'",
     ):
-        fit(key, RAW, wrong, start=random_responsibilities(), **OPTIONS)
+        fit(key, RAW, wrong, init=random_responsibilities(), **OPTIONS)
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_float32_finds_what_float64_finds(name, key, x64):
     )
     values = [
         fit(
-            key, x.astype(dtype), component_of(name), start=start, alpha=0.5, **OPTIONS
+            key, x.astype(dtype), component_of(name), init=start, alpha=0.5, **OPTIONS
         ).objective
         for dtype in (np.float32, np.float64)
     ]
@@ -192,7 +192,7 @@ def test_whole_numbers_far_from_zero_keep_their_digits():
     component = known_variance(
         1, prior_loc=float(x.mean()), prior_scale=1000.0, scale=3.0
     )
-    options = {"num_components": 2, "num_restarts": 2, "num_samples": 0}
+    options = {"num_components": 2, "num_restarts": 2, "num_draws": 0}
     of_integers = fit(jax.random.key(0), x, component, **options)
     of_floats = fit(jax.random.key(0), x.astype(float), component, **options)
     np.testing.assert_array_equal(of_integers.counts, of_floats.counts)
@@ -211,20 +211,20 @@ def test_a_large_alpha_is_not_taken_for_an_error_of_the_component():
         num_components=2,
         alpha=1e8,
         num_restarts=2,
-        num_samples=0,
+        num_draws=0,
         tolerance=1.0,
     )
     assert np.isfinite(fitted.objective)
 
 
 def test_a_start_is_a_value():
-    with pytest.raises(TypeError, match=r"start is a ndarray.*a value such as"):
+    with pytest.raises(TypeError, match=r"init is a ndarray.*a value such as"):
         fit(
             jax.random.key(0),
             np.zeros((4, 1)),
             known_variance(1),
             num_components=2,
-            start=np.zeros(4, int),
+            init=np.zeros(4, int),
         )
 
 
@@ -245,7 +245,7 @@ def test_a_bridge_warns_where_it_loses_digits_of_the_fit():
     x = np.random.default_rng(0).normal(size=(20, 1)) + 1e6
     component = known_variance(1, prior_loc=1e6)
     fitted = fit(
-        jax.random.key(0), x, component, num_components=1, num_restarts=1, num_samples=2
+        jax.random.key(0), x, component, num_components=1, num_restarts=1, num_draws=2
     )
     with pytest.warns(UserWarning, match="column 0 of the data is so far from 0"):
         fitted.on(x)

@@ -155,10 +155,10 @@ def test_fits_are_those_of_the_closed_forms(name):
         nt.mixtures.components.diagonal_gaussian(2, loc=2.0),
         seven(2, loc=2.0),
     )
-    options = {"num_components": 2, "num_restarts": 2, "alpha": 0.5, "num_samples": 20}
+    options = {"num_components": 2, "num_restarts": 2, "alpha": 0.5, "num_draws": 20}
     fit = nt.mixtures.fit
     if name == "chunks":
-        fit, x = nt.mixtures.fit_chunks, [x[:40], x[40:]]
+        fit, x = nt.mixtures.fit, [x[:40], x[40:]]
     if name == "product":
         # Beside a part whose components share a parameter.
         closed, bare = (

@@ -15,7 +15,7 @@ from conftest import enable_x64
 
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.em import em
-from numpyro_tempered.mixtures.prepare import automatic, shard_rows
+from numpyro_tempered.mixtures.prepare import automatic_row_mesh, shard_rows
 
 pytestmark = pytest.mark.full
 
@@ -134,7 +134,7 @@ def test_shard_rows_checks_its_arguments():
     rows, weight = shard_rows(np.arange(3), mesh, [1, 0, 2])
     assert rows.tolist() == [0, 1, 2]
     assert weight.tolist() == [1.0, 0.0, 2.0]
-    assert automatic("text") == "text"
+    assert automatic_row_mesh("text") == "text"
 
 
 @pytest.mark.skipif(
@@ -151,4 +151,4 @@ def test_sharded_columns_are_refused():
     with pytest.raises(
         ValueError, match=r"columns of x are sharded .* shard rows alone"
     ):
-        automatic(x)
+        automatic_row_mesh(x)

@@ -66,7 +66,7 @@ OPTIONS = {"num_components": 3, "num_restarts": 2}
 
 def fit(component, x=X, **options):
     return nt.mixtures.fit(
-        jax.random.key(0), x, component, **(OPTIONS | {"num_samples": 0} | options)
+        jax.random.key(0), x, component, **(OPTIONS | {"num_draws": 0} | options)
     )
 
 
@@ -158,17 +158,9 @@ def test_sources_and_steps_agree_with_double_precision(name):
     key, chunks = jax.random.key(0), [X[:40] + FAR, X[40:] + FAR]
 
     def run():
-        in_chunks = nt.mixtures.fit_chunks(
-            key, chunks, component, num_samples=2, **OPTIONS
-        )
+        in_chunks = nt.mixtures.fit(key, chunks, component, num_draws=2, **OPTIONS)
         stochastic = nt.mixtures.fit_stochastic(
-            key,
-            chunks,
-            component,
-            num_samples=2,
-            batch_size=30,
-            num_passes=3,
-            **OPTIONS,
+            key, chunks, component, num_draws=2, batch_size=30, num_passes=3, **OPTIONS
         )
         likelihood = nt.mixtures.em(key, X + FAR, component, **OPTIONS)
         return in_chunks, stochastic, likelihood
@@ -201,7 +193,7 @@ def test_moves_keep_digits():
         np.where(LABELS == 2, 1, LABELS) + 1
     )
     component = GAUSSIANS["diagonal_gaussian"](D, 0.0)
-    before, after = (fit(component, start=stuck, num_moves=moves) for moves in (0, 8))
+    before, after = (fit(component, init=stuck, num_moves=moves) for moves in (0, 8))
     double = in_double(lambda: fit(component))
     assert before.objective < double.objective - 100.0
     assert after.num_moves > 0
@@ -226,7 +218,7 @@ def test_predictions_far_from_zero_keep_their_digits():
     # Student's t of some 30 degrees of freedom, in steps of 1e-3: near 1e8 those of float32 are 8.
     assert np.abs(deviations).max() < 5.0
     assert len(np.unique(np.round(rows, 1))) > 40
-    draws = nt.mixtures.sample_parameters(jax.random.key(1), far, 20)
+    draws = nt.mixtures.sample_posterior(jax.random.key(1), far, 20)
     deviations = draws["loc"] - far.posterior.loc
     assert 0.05 < deviations.std() < 0.5
     np.testing.assert_allclose(deviations.mean(axis=0), 0.0, atol=0.3)
@@ -355,11 +347,11 @@ def test_a_fall_of_what_counts_as_converged_is_rounding():
     def outcome(fall):
         return Outcome(None, history, fall=fall, fallen=(1, np.zeros(2)))
 
-    assert has_converged(data, outcome(0.9e-3), 0.0, 1e-3, lambda visit: 0.0)
+    assert has_converged(data, outcome(0.9e-3), 0.0, 1e-3, lambda point: 0.0)
     with pytest.raises(
         RuntimeError, match=r"of restart 1 fell by 0\.5 nats.*do not belong together"
     ):
-        has_converged(data, outcome(0.5), 0.0, 1e-3, lambda visit: 0.0)
+        has_converged(data, outcome(0.5), 0.0, 1e-3, lambda point: 0.0)
 
 
 @pytest.mark.full
@@ -376,7 +368,7 @@ def test_a_fit_in_double_precision_serves_in_single():
         )
     rows, _ = nt.mixtures.sample(key, double, 5)
     assert np.isfinite(rows).all()
-    assert nt.mixtures.sample_parameters(key, double, 5)["weights"].shape == (5, 3)
+    assert nt.mixtures.sample_posterior(key, double, 5)["weights"].shape == (5, 3)
     assert double.objective == pytest.approx(single.objective, abs=1e-3 * N)
 
 

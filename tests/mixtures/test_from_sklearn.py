@@ -91,11 +91,11 @@ def ours(key, x, start, component, **options):
     options = {
         "tolerance": 1e-13,
         "num_restarts": 1,
-        "start": nt.mixtures.starts.given_responsibilities(start),
+        "init": nt.mixtures.starts.given_responsibilities(start),
         **options,
     }
     return nt.mixtures.fit(
-        key, x, component, num_components=2, concentration=0.7, num_samples=0, **options
+        key, x, component, num_components=2, concentration=0.7, num_draws=0, **options
     )
 
 
@@ -105,7 +105,7 @@ def test_bound_is_that_of_our_ascent_and_scikit_learns_with_its_constants(
 ):
     x, start, model = fitted(form, d)
     fit, own = (
-        from_sklearn(key, model, x, num_samples=0),
+        from_sklearn(key, model, x, num_draws=0),
         ours(key, x, start, same_prior(form, d, model)),
     )
     assert fit.objective == pytest.approx(own.objective, rel=1e-8)
@@ -130,7 +130,7 @@ def test_default_weights_are_sticks_of_which_the_last_is_whole(size, key, x64):
         max_iter=2000,
         random_state=0,
     ).fit(x)
-    fit = from_sklearn(key, model, x, num_samples=0)
+    fit = from_sklearn(key, model, x, num_draws=0)
     # Theirs, with the constants of the components and of a stick for each.
     weightless = dropped(model, len(x), 2) - (gammaln(size * 0.7) - size * gammaln(0.7))
     theirs = model.lower_bound_ + weightless + size * np.log(0.7)
@@ -149,9 +149,9 @@ def test_default_weights_are_sticks_of_which_the_last_is_whole(size, key, x64):
 def test_other_forms_are_factors_whose_bound_our_ascent_raises(form, key, x64):
     with pytest.warns(ConvergenceWarning):
         x, start, model = fitted(form, 2, max_iter=5)
-    fit = from_sklearn(key, model, x, num_samples=0)
+    fit = from_sklearn(key, model, x, num_draws=0)
     component = same_prior(form, 2, model)
-    own = ours(key, x, start, component, warm_start=fit)
+    own = ours(key, x, start, component, init=fit)
     # The ascent begins at the bound of the factors taken over.
     assert own.trace[0] == pytest.approx(fit.objective, rel=1e-9)
     assert own.objective > fit.objective
@@ -162,7 +162,7 @@ def test_regularisation_lowers_the_bound(key, x64):
     x, _, plain = fitted("full", 2)
     _, _, regularised = fitted("full", 2, reg_covar=0.3)
     bounds = [
-        from_sklearn(key, model, x, num_samples=0).objective
+        from_sklearn(key, model, x, num_draws=0).objective
         for model in (plain, regularised)
     ]
     assert bounds[1] < bounds[0] - 0.1
@@ -186,14 +186,14 @@ def test_lower_bound_prefers_four_components_where_the_bound_prefers_three(key):
             **DIRICHLET,
         ).fit(x)
         lower_bounds[size] = model.lower_bound_
-        objectives[size] = from_sklearn(key, model, x, num_samples=0).objective
+        objectives[size] = from_sklearn(key, model, x, num_draws=0).objective
     assert max(lower_bounds, key=lower_bounds.get) == 4
     assert max(objectives, key=objectives.get) == 3
 
 
 def test_results_take_part_in_what_fits_do(key):
     x, _, model = fitted("full", 2)
-    fit = from_sklearn(key, model, x.astype(np.float32), num_samples=20)
+    fit = from_sklearn(key, model, x.astype(np.float32), num_draws=20)
     assert fit.objective < fit.bound.value
     labels = nt.mixtures.predict(fit, x.astype(np.float32))
     np.testing.assert_array_equal(labels, model.predict(x))

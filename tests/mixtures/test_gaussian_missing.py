@@ -54,10 +54,10 @@ def fit(x=X, component=None, **options):
         "alpha": ALPHA,
         "concentration": A,
         "num_restarts": 1,
-        "num_samples": 0,
+        "num_draws": 0,
     }
     usual |= {
-        "start": nt.mixtures.starts.given_responsibilities(LABELS),
+        "init": nt.mixtures.starts.given_responsibilities(LABELS),
         "max_iter": 500,
     }
     component = make() if component is None else component
@@ -189,7 +189,7 @@ def test_the_ascent_is_that_row_by_row(family, x64):
 def converged():
     """A fit in double precision with draws for E1."""
     with enable_x64():
-        return fit(sample_weight=WEIGHT, num_samples=100)
+        return fit(sample_weight=WEIGHT, num_draws=100)
 
 
 def observed_log_density(
@@ -284,9 +284,9 @@ def test_densities_of_rows_are_marginals_by_scipy(x64):
 )
 def test_without_missing_entries_it_is_the_component_itself(family, x64):
     component = make(family)
-    plain = fit(COMPLETE, component, sample_weight=WEIGHT, num_samples=10)
+    plain = fit(COMPLETE, component, sample_weight=WEIGHT, num_draws=10)
     form = component.with_missing()._replace(prior=component.prior)
-    ours = fit(COMPLETE, form, sample_weight=WEIGHT, num_samples=10)
+    ours = fit(COMPLETE, form, sample_weight=WEIGHT, num_draws=10)
     np.testing.assert_allclose(ours.trace, plain.trace, rtol=1e-12)
     np.testing.assert_allclose(
         (ours.objective, *ours.bound), (plain.objective, *plain.bound), rtol=1e-12
@@ -364,7 +364,7 @@ def test_em_climbs_to_the_maximum_of_the_observed_likelihood(family, x64):
     _, x, labels = make_data(5 * N)
     weight = np.tile(WEIGHT, 5)
     options = {
-        "start": nt.mixtures.starts.given_responsibilities(labels),
+        "init": nt.mixtures.starts.given_responsibilities(labels),
         "tolerance": 1e-15,
         "max_iter": 2000,
     }
@@ -419,7 +419,7 @@ def test_em_of_a_component_that_closes_in_on_a_plane_has_collapsed(x64):
     with pytest.raises(FloatingPointError, match="every restart of EM collapsed"):
         nt.mixtures.em(
             jax.random.key(0), x[1:], gaussian(2), num_components=2, num_restarts=1, max_iter=5000, tolerance=0.0,
-            start=nt.mixtures.starts.given_responsibilities(np.repeat([0, 1], [29, 30])),
+            init=nt.mixtures.starts.given_responsibilities(np.repeat([0, 1], [29, 30])),
         )  # fmt: skip
 
 
@@ -494,9 +494,9 @@ def test_what_is_missing_at_random_biases_nothing_and_means_in_its_place_do(x64)
             rows,
             gaussian(2),
             num_components=2,
-            start=start,
+            init=start,
             num_restarts=1,
-            num_samples=0,
+            num_draws=0,
         )
         q = one.posterior
         # Standard errors: a product of two entries has a standard deviation of at most 1.5.
@@ -513,19 +513,19 @@ def test_what_is_missing_at_random_biases_nothing_and_means_in_its_place_do(x64)
 
 @pytest.mark.full
 def test_chunks_are_the_array(x64):
-    whole = fit(num_samples=10)
+    whole = fit(num_draws=10)
     options = {
         "num_components": K,
         "alpha": ALPHA,
         "concentration": A,
         "num_restarts": 1,
-        "num_samples": 10,
+        "num_draws": 10,
     }
     options |= {
-        "start": nt.mixtures.starts.given_responsibilities(LABELS),
+        "init": nt.mixtures.starts.given_responsibilities(LABELS),
         "max_iter": 500,
     }
-    chunks = nt.mixtures.fit_chunks(
+    chunks = nt.mixtures.fit(
         jax.random.key(0), [X[:7], X[7:8], X[8:41], X[41:]], make(), size=25, **options
     )
     np.testing.assert_allclose(
@@ -546,7 +546,7 @@ def test_a_part_of_a_product_may_miss_all_its_entries(x64):
     x[:20, :D] = np.nan
     parts = {"size": make(), "kind": nt.mixtures.components.bernoulli(1)}
     component = nt.mixtures.components.product(parts, {"size": D, "kind": 1})
-    options = {"num_components": 1, "alpha": ALPHA, "num_restarts": 1, "num_samples": 0}
+    options = {"num_components": 1, "alpha": ALPHA, "num_restarts": 1, "num_draws": 0}
     both = nt.mixtures.fit(jax.random.key(0), x, component, **options)
     alone = [
         nt.mixtures.fit(jax.random.key(0), rows, part, **options)
@@ -584,7 +584,7 @@ def test_steps_over_batches_reach_the_fit(x64):
     """With all data in a batch and a step of 1 they are the ascent."""
     rule = nt.mixtures.stochastic(
         make(), num_components=K, alpha=ALPHA, concentration=A, total=N - 1.0, step_size=1.0, missing=True,
-        start=nt.mixtures.starts.given_responsibilities(LABELS),
+        init=nt.mixtures.starts.given_responsibilities(LABELS),
     )  # fmt: skip
     state = rule.init(jax.random.key(0), X)
     step = jax.jit(rule.update)
@@ -654,7 +654,7 @@ WRONG = [
         "row 0, column 0 of the data is inf",
     ),
     (
-        lambda: fit(np.full((4, D), np.nan), start=None),
+        lambda: fit(np.full((4, D), np.nan), init=None),
         ValueError,
         "no row has both a positive weight",
     ),

@@ -21,13 +21,13 @@ def x():
 @pytest.mark.full
 def test_all_numbers_are_those_of_a_range_as_far_as_they_pay(x):
     growing = select(x, FAMILIES["unit"], num_components=None, alpha=0.5)
-    assert growing.num_components == 3
+    assert growing.selected == 3
     assert list(growing.fits) == list(range(1, 3 + PATIENCE + 1))
     assert growing.stopped == f"none of the last {PATIENCE} K improved the criterion"
     assert growing.comparison.attrs["stopped"] == growing.stopped
     assert not growing.at_end
     ranged = select(x, FAMILIES["unit"], alpha=0.5)
-    assert (ranged.num_components, ranged.stopped) == (3, None)
+    assert (ranged.selected, ranged.stopped) == (3, None)
     for k, fit in ranged.fits.items():
         same_fits(growing.fits[k], fit)
 
@@ -35,7 +35,7 @@ def test_all_numbers_are_those_of_a_range_as_far_as_they_pay(x):
 @pytest.mark.full
 def test_each_family_grows_by_itself(x):
     growing = select(x, FAMILIES, num_components=None, alpha=0.5)
-    assert (growing.family, growing.num_components) == ("unit", 3)
+    assert growing.selected == ("unit", 3)
     assert set(growing.stopped) == set(FAMILIES)
     alone = select(x, FAMILIES["narrow"], num_components=None, alpha=0.5)
     assert [k for name, k in growing.fits if name == "narrow"] == list(alone.fits)
@@ -51,7 +51,7 @@ def test_numbers_beyond_the_default_are_found_and_its_end_is_no_answer():
     x = (np.repeat(12.0 * np.arange(10) - 54.0, 15) + rng.normal(size=150))[:, None]
     component = nt.mixtures.components.known_variance(1, prior_scale=40.0)
     growing = select(x, component, num_components=None)
-    assert growing.num_components == 10
+    assert growing.selected == 10
     with pytest.warns(
         UserWarning, match="K = 8, the largest that was compared, is selected"
     ):
@@ -68,7 +68,7 @@ def test_probabilities_end_for_certain():
     # One kind of row: log L is at most 0, and K = 1 has the evidence 1 / (n + 1).
     x, family = np.ones((8, 1)), nt.mixtures.components.bernoulli(1)
     choice = select(x, family, num_components=None, alpha=1.0)
-    assert choice.num_components == 1
+    assert choice.selected == 1
     assert choice.stopped == "certain: no larger K can win"
     best = -math.log(9.0) - math.log(2.0)
     # What dyadic weights leave after K is 2^-K.
@@ -221,13 +221,13 @@ def test_six_in_succession_are_enough_on_a_grid():
             options = {
                 "num_components": range(1, 33),
                 "num_restarts": 16,
-                "num_samples": 20,
+                "num_draws": 20,
             }
             choice = select(x, component, **options)
             for patience in found:
                 found[patience] += (
                     number_found(choice.columns["criterion"], patience)
-                    == choice.num_components
+                    == choice.selected
                 )
     assert found[PATIENCE] >= 23
     assert found[2] < found[4] <= found[PATIENCE]
@@ -240,5 +240,5 @@ def test_a_restart_of_maximum_likelihood_that_falls_in_single_precision_does_not
     selection = nt.mixtures.select_num_components(
         KEY, x, nt.mixtures.components.gaussian(2), num_components=None
     )
-    assert selection.num_components == 2
+    assert selection.selected == 2
     assert np.isfinite(selection.columns["bic"]).all()

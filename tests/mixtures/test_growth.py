@@ -16,10 +16,10 @@ from numpyro_tempered.mixtures.ascent import History, count_best
 from numpyro_tempered.mixtures.factors import POSE, coefficients, objective, problem_of
 from numpyro_tempered.mixtures.prepare import Settings, prepare
 from numpyro_tempered.mixtures.select import criterion_columns
-from numpyro_tempered.mixtures.source import NUM_SPLITS, Beginning
+from numpyro_tempered.mixtures.source import NUM_SPLITS, Starts
 from numpyro_tempered.mixtures.starts import split_components
 from numpyro_tempered.mixtures.sweep import sweep
-from numpyro_tempered.mixtures.warm import pad, with_warm
+from numpyro_tempered.mixtures.warm import pad, with_fits
 
 ALPHA = 0.5
 KEY = jax.random.key(0)
@@ -107,7 +107,7 @@ def test_an_empty_component_costs_no_more_than_its_weight(name, x64):
     component, x = component_of(name), some_data(name)
     options = {
         "alpha": ALPHA,
-        "num_samples": 0,
+        "num_draws": 0,
         "num_restarts": 2,
         "tolerance": 1e-13,
         "max_iter": 5000,
@@ -131,21 +131,18 @@ def test_an_empty_component_costs_no_more_than_its_weight(name, x64):
 def test_a_padded_fit_starts_where_the_other_ended(x64):
     component, x = component_of("known_variance"), some_data("known_variance")
     fit = nt.mixtures.fit(
-        KEY, x, component, num_components=2, alpha=ALPHA, num_samples=0, num_restarts=2
+        KEY, x, component, num_components=2, alpha=ALPHA, num_draws=0, num_restarts=2
     )
     source = array_source(prepare(x, component, None), 4, 1, fill=False)
     problem = problem_of(
         source.data, Settings(ALPHA, np.array([1.0, 2.0, 3.0, 4.0])), 4
     )
-    warm = with_warm(
-        Beginning(4, nt.mixtures.starts.kmeans_plus_plus(), 1),
-        source.data,
-        problem,
-        [fit],
+    warm = with_fits(
+        Starts(4, nt.mixtures.starts.kmeans_plus_plus(), 1), source.data, problem, [fit]
     )
     (padded,) = warm.padded
     np.testing.assert_array_equal(
-        warm.growth.parent.posterior.loc[:2], fit.factors.posterior.loc
+        warm.splits.parent.posterior.loc[:2], fit.factors.posterior.loc
     )
     np.testing.assert_array_equal(padded.posterior.loc[:2], fit.factors.posterior.loc)
     np.testing.assert_allclose(
@@ -194,9 +191,9 @@ def small(**options):
     return {
         "alpha": ALPHA,
         "num_restarts": 1,
-        "num_samples": 2,
+        "num_draws": 2,
         "baselines": False,
-        "num_draws": 1,
+        "num_samples": 1,
     } | options
 
 
@@ -206,7 +203,7 @@ def test_no_number_of_components_is_worse_than_a_smaller_one(x64):
     start = nt.mixtures.starts.given_responsibilities(np.zeros(len(X), int))
     orders = [6, 1, 4, 2]
     choice = nt.mixtures.select_num_components(
-        KEY, X, COMPONENT, num_components=orders, start=start, **small()
+        KEY, X, COMPONENT, num_components=orders, init=start, **small()
     )
     assert list(choice.fits) == orders
     table = nt.table(choice).sort_index()
@@ -214,10 +211,10 @@ def test_no_number_of_components_is_worse_than_a_smaller_one(x64):
     assert np.all(values[1:] >= least(values, len(X), numbers) - 1e-8)
     # Splits leave the start that no random restart leaves here.
     alone = nt.mixtures.fit(
-        KEY, X, COMPONENT, num_components=4, start=start, alpha=ALPHA, num_samples=0
+        KEY, X, COMPONENT, num_components=4, init=start, alpha=ALPHA, num_draws=0
     )
     assert table.loc[4, "objective"] > alone.objective + 10.0
-    assert [len(choice.fits[k].objectives) for k in (1, 2, 4, 6)] == [
+    assert [len(choice.fits[k].restart_objectives) for k in (1, 2, 4, 6)] == [
         1,
         *[1 + NUM_SPLITS + 1] * 3,
     ]
@@ -226,48 +223,47 @@ def test_no_number_of_components_is_worse_than_a_smaller_one(x64):
 @pytest.mark.full
 def test_the_path_starts_from_both_neighbours(x64):
     start = nt.mixtures.starts.given_responsibilities(np.zeros(len(X), int))
-    options = small(start=start, num_components=[1, 2, 3])
-    del options["alpha"], options["baselines"], options["num_draws"]
+    options = small(init=start, num_components=[1, 2, 3])
+    del options["alpha"], options["baselines"], options["num_samples"]
     path = nt.mixtures.num_components_path(
         KEY, X, COMPONENT, alphas=[ALPHA, 1.0], **options
     )
     values = path["num_components_path"]["objective"].sel(alpha=ALPHA).values
     assert np.all(values[1:] >= least(values, len(X), np.array([1, 2, 3])) - 1e-8)
-    with pytest.raises(ValueError, match="leave warm_start out"):
-        nt.mixtures.num_components_path(KEY, X, COMPONENT, warm_start=None)
+    with pytest.raises(ValueError, match="leave fits out of init"):
+        nt.mixtures.num_components_path(KEY, X, COMPONENT, init=[])
 
 
 @pytest.mark.full
 def test_chunks_start_from_a_smaller_fit(x64):
-    options = {"alpha": ALPHA, "num_samples": 2, "num_restarts": 1}
+    options = {"alpha": ALPHA, "num_draws": 2, "num_restarts": 1}
     parent = nt.mixtures.fit(KEY, X, COMPONENT, num_components=2, **options)
-    grown = nt.mixtures.fit_chunks(
+    grown = nt.mixtures.fit(
         KEY,
         [X[::2], X[1::2]],
         COMPONENT,
         num_components=4,
-        warm_start=parent,
+        init=parent,
         num_start_rows=40,
         **options,
     )
-    assert len(grown.objectives) == 1 + NUM_SPLITS + 1
+    assert len(grown.restart_objectives) == 1 + NUM_SPLITS + 1
     (bound,) = least(np.array([parent.objective, 0.0]), len(X), np.array([2, 4]))
     # The empty components are exact though splits see a sample alone.
-    assert grown.objectives[-1] >= bound - 1e-9
+    assert grown.restart_objectives[-1] >= bound - 1e-9
     assert grown.objective >= bound - 1e-9
     # A fit of as many components takes the place of the first restart.
     again = nt.mixtures.fit(
-        KEY, X, COMPONENT, num_components=4, warm_start=[parent, grown], **options
+        KEY, X, COMPONENT, num_components=4, init=[parent, grown], **options
     )
-    assert len(again.objectives) == len(grown.objectives)
-    np.testing.assert_allclose(again.objectives[0], grown.objective, atol=1e-4)
+    assert len(again.restart_objectives) == len(grown.restart_objectives)
+    np.testing.assert_allclose(again.restart_objectives[0], grown.objective, atol=1e-4)
     with pytest.raises(
-        ValueError,
-        match="warm_start has 4 components of known_variance; expected at most 3",
+        ValueError, match="init has 4 components of known_variance; expected at most 3"
     ):
-        nt.mixtures.fit(KEY, X, COMPONENT, num_components=3, warm_start=grown)
-    with pytest.raises(TypeError, match="warm_start is a int"):
-        nt.mixtures.fit(KEY, X, COMPONENT, num_components=3, warm_start=[3])
+        nt.mixtures.fit(KEY, X, COMPONENT, num_components=3, init=grown)
+    with pytest.raises(TypeError, match="init is a int"):
+        nt.mixtures.fit(KEY, X, COMPONENT, num_components=3, init=[3])
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +276,7 @@ def two_fits():
                 COMPONENT,
                 num_components=k,
                 alpha=ALPHA,
-                num_samples=4,
+                num_draws=4,
                 num_restarts=4,
             )
             for k in (1, 2)

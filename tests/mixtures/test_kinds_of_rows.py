@@ -28,7 +28,7 @@ SLABS = {"inclusion_prob": 0.5, "slab_scale": 0.003, "intercept_scale": 10.0}
 
 
 def fit_mixture(x, component=COMPONENT, **options):
-    return mixtures.fit(KEY, x, component, num_samples=2, **MIXTURE, **options)
+    return mixtures.fit(KEY, x, component, num_draws=2, **MIXTURE, **options)
 
 
 def fit_linear(x):
@@ -71,14 +71,12 @@ VERBS = {
             COMPONENT,
             num_restarts=2,
             num_components=[2],
-            num_samples=2,
+            num_draws=2,
             baselines=False,
         ).fit.posterior.loc
     ),
-    "mixtures.fit_chunks": lambda x, fits: (
-        mixtures.fit_chunks(
-            KEY, lambda: [x], COMPONENT, num_samples=2, **MIXTURE
-        ).posterior.loc
+    "mixtures.fit, chunks": lambda x, fits: (
+        mixtures.fit(KEY, lambda: [x], COMPONENT, num_draws=2, **MIXTURE).posterior.loc
     ),
     "mixtures.log_predictive": lambda x, fits: mixtures.log_predictive(
         fits["mixture"], x
@@ -90,11 +88,13 @@ VERBS = {
     "mixtures.to_inference_data": lambda x, fits: log_likelihood(fits["mixture"], x),
     "ppca.fit": lambda x, fits: ppca.fit(KEY, x, num_factors=1).loadings,
     "ppca.select_num_factors": lambda x, fits: (
-        ppca.select_num_factors(KEY, x, [0, 1]).elbo
+        ppca.select_num_factors(KEY, x, num_factors=[0, 1]).elbo
     ),
     "ppca.transform": lambda x, fits: ppca.transform(fits["ppca"], x).loc,
     "ppca.impute": lambda x, fits: ppca.impute(fits["ppca"], x).x,
-    "ppca.log_density": lambda x, fits: ppca.log_density(KEY, fits["ppca"], x, 4).value,
+    "ppca.log_predictive": lambda x, fits: (
+        ppca.log_predictive(KEY, fits["ppca"], x, 4).value
+    ),
     "ppca.to_inference_data": lambda x, fits: log_likelihood(fits["ppca"], x),
     "sparse.fit_linear": lambda x, fits: fit_linear(x).posterior.mean,
     "sparse.fit_logistic": lambda x, fits: fit_logistic(x).posterior.mean,
@@ -114,12 +114,12 @@ QUICK = [
 ]
 # Verbs that read rows as others do, by programs of their own.
 READ_ALIKE = {
-    "mixtures.fit_chunks",
+    "mixtures.fit, chunks",
     "mixtures.fit",
     "mixtures.em",
     "mixtures.on",
     "ppca.select_num_factors",
-    "ppca.log_density",
+    "ppca.log_predictive",
 }
 
 
@@ -218,10 +218,8 @@ WEIGHTED = {
     "em": lambda weight, fits: (
         mixtures.em(KEY, FLOATS, COMPONENT, sample_weight=weight, **MIXTURE).counts
     ),
-    "fit_chunks": lambda weight, fits: (
-        mixtures.fit_chunks(
-            KEY, [(FLOATS, weight)], COMPONENT, num_samples=2, **MIXTURE
-        ).counts
+    "fit, chunks": lambda weight, fits: (
+        mixtures.fit(KEY, [(FLOATS, weight)], COMPONENT, num_draws=2, **MIXTURE).counts
     ),
     "scaled_to": lambda weight, fits: nt.mixtures.components.scaled_to(
         FLOATS, sample_weight=weight
@@ -239,7 +237,7 @@ WEIGHTED = {
 
 
 @pytest.mark.parametrize(
-    "verb", tiered(WEIGHTED, unit=["fit", "fit_chunks", "scaled_to", "shard_rows"])
+    "verb", tiered(WEIGHTED, unit=["fit", "fit, chunks", "scaled_to", "shard_rows"])
 )
 def test_weights_are_numbers_of_any_kind(verb, fits):
     weigh = WEIGHTED[verb]

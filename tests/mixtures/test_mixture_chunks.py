@@ -14,14 +14,14 @@ from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaus
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.components.multinomial import multinomial
 from numpyro_tempered.mixtures.components.poisson import poisson
-from numpyro_tempered.mixtures.fit import fit, fit_chunks
+from numpyro_tempered.mixtures.fit import fit
 
 COMPONENT = known_variance(2, prior_loc=1e3, prior_scale=10.0)
 OPTIONS = {
     "num_components": 2,
     "alpha": 0.5,
     "num_restarts": 2,
-    "num_samples": 4,
+    "num_draws": 4,
     "tolerance": 1e-6,
 }
 
@@ -50,7 +50,7 @@ def assert_same(ours, expected):
         True,
         expected.total,
     )
-    for name in ("objective", "trace", "objectives", "counts"):
+    for name in ("objective", "trace", "restart_objectives", "counts"):
         np.testing.assert_allclose(
             getattr(ours, name), getattr(expected, name), rtol=1e-9, err_msg=name
         )
@@ -67,14 +67,14 @@ CUTS = [(), (1, 1, 200), tuple(range(50, 300, 50))]
 @pytest.mark.parametrize("cuts", CUTS)
 def test_chunks_give_the_fit_of_the_rows_in_memory(cuts, key, x64):
     expected = fit(key, X, COMPONENT, **OPTIONS)
-    assert_same(fit_chunks(key, cut(*cuts), COMPONENT, size=64, **OPTIONS), expected)
+    assert_same(fit(key, cut(*cuts), COMPONENT, size=64, **OPTIONS), expected)
 
 
 @pytest.mark.full
 def test_one_compilation_serves_all_chunks(key, x64):
-    fit_chunks(key, [X], COMPONENT, size=64, **OPTIONS)
+    fit(key, [X], COMPONENT, size=64, **OPTIONS)
     before = add_block._cache_size()
-    fit_chunks(key, [X[:7], X[7:100], X[100:299]], COMPONENT, size=64, **OPTIONS)
+    fit(key, [X[:7], X[7:100], X[100:299]], COMPONENT, size=64, **OPTIONS)
     assert add_block._cache_size() == before
 
 
@@ -85,17 +85,17 @@ def test_weights_and_missing_entries(key, x64):
     x[::7, 0], x[3] = np.nan, np.nan
     expected = fit(key, x, COMPONENT, sample_weight=weight, **OPTIONS)
     pieces = [(x[:64], weight[:64]), (x[64:], weight[64:])]
-    assert_same(fit_chunks(key, pieces, COMPONENT, size=64, **OPTIONS), expected)
+    assert_same(fit(key, pieces, COMPONENT, size=64, **OPTIONS), expected)
 
 
 @pytest.mark.full
 def test_a_warm_start_gives_the_trajectory_of_the_fit_in_memory(key, x64):
     # The second restart starts from rows drawn at random, of which there are enough for all.
     first = fit(key, X, COMPONENT, **(OPTIONS | {"alpha": 0.01}))
-    options = OPTIONS | {"warm_start": first}
-    expected = fit(key, X, COMPONENT, **options)
+    expected = fit(key, X, COMPONENT, init=first, **OPTIONS)
     assert expected.num_iter > 2
-    assert_same(fit_chunks(key, cut(100), COMPONENT, size=64, **options), expected)
+    options = OPTIONS | {"init": [first, nt.mixtures.starts.kmeans_plus_plus()]}
+    assert_same(fit(key, cut(100), COMPONENT, size=64, **options), expected)
 
 
 @pytest.mark.full
@@ -106,7 +106,7 @@ def test_single_precision_keeps_the_objective(key, x64):
         if hasattr(jax, "enable_x64")
         else jax.experimental.disable_x64()
     ):
-        ours = fit_chunks(key, cut(100), COMPONENT, size=64, **OPTIONS)
+        ours = fit(key, cut(100), COMPONENT, size=64, **OPTIONS)
     assert ours.trace.dtype == np.float32
     np.testing.assert_allclose(ours.objective, expected.objective, atol=2e-2)
 
@@ -191,29 +191,24 @@ def test_chunks_that_cannot_be_read_again_are_named(key):
         TypeError,
         match="chunks is an iterator, which is used up by one pass; expected a list",
     ):
-        fit_chunks(key, one, COMPONENT, num_components=2)
-    with pytest.raises(
-        TypeError,
-        match=r"chunks is one array; expected a list of arrays.*for each pass",
-    ):
-        fit_chunks(key, X, COMPONENT, num_components=2)
+        fit(key, one, COMPONENT, num_components=2)
     with pytest.raises(TypeError, match="chunks gave a int; expected an iterable"):
-        fit_chunks(key, lambda: 3, COMPONENT, num_components=2)
+        fit(key, lambda: 3, COMPONENT, num_components=2)
     with pytest.raises(
         ValueError,
         match=r"the stream has no chunk\. An iterator is used up.*or a new one",
     ):
-        fit_chunks(key, lambda: one, COMPONENT, num_components=2)
+        fit(key, lambda: one, COMPONENT, num_components=2)
     shrinking = [[X], [X[:200]]]
     with pytest.raises(
         ValueError,
         match=r"a pass over the chunks gave 200 rows, the first pass 300.*for each pass",
     ):
-        fit_chunks(key, lambda: shrinking.pop(0), COMPONENT, num_components=2)
+        fit(key, lambda: shrinking.pop(0), COMPONENT, num_components=2)
 
 
 WRONG = {
-    "no chunk": ([], ValueError, "the chunks hold no row"),
+    "no chunk": (list, ValueError, "the chunks hold no row"),
     "no row": ([X[:0]], ValueError, "the chunks hold no row"),
     "another width": (
         [X, X[:, :1]],
@@ -257,30 +252,30 @@ WRONG = {
 def test_wrong_chunks_are_named(name, key):
     chunks, error, message = WRONG[name]
     with pytest.raises(error, match=message):
-        fit_chunks(key, chunks, COMPONENT, num_components=2)
+        fit(key, chunks, COMPONENT, num_components=2)
 
 
 def test_wrong_arguments_are_named(key):
     with pytest.raises(TypeError, match="component is a str; expected a component"):
-        fit_chunks(key, [X], "gaussian", num_components=2)
+        fit(key, [X], "gaussian", num_components=2)
     with pytest.raises(
         ValueError, match=r"column 1 has missing entries.*leave the rows out"
     ):
-        fit_chunks(key, [np.array([[0.0, np.nan]])], multinomial(2), num_components=2)
+        fit(key, [np.array([[0.0, np.nan]])], multinomial(2), num_components=2)
     with pytest.raises(
         ValueError, match=r"row 1, column 0 of the data is -1; expected.*are not valid"
     ):
-        fit_chunks(key, [np.array([[2], [-1]])], poisson(1), num_components=2)
+        fit(key, [np.array([[2], [-1]])], poisson(1), num_components=2)
     with pytest.raises(
         ValueError, match="num_start_rows must be an integer of at least 1"
     ):
-        fit_chunks(key, [X], COMPONENT, num_components=2, num_start_rows=0)
+        fit(key, [X], COMPONENT, num_components=2, num_start_rows=0)
 
 
 @pytest.mark.full
 def test_what_has_not_converged_is_said(key, x64, capsys):
     with pytest.warns(UserWarning, match="has not converged in max_iter=1 passes"):
-        result = fit_chunks(
+        result = fit(
             key,
             [X],
             COMPONENT,
@@ -310,7 +305,7 @@ def test_row_groups_of_a_parquet_file(key, x64, tmp_path):
 
     assert len(list(chunks())) == 5
     expected = fit(key, X, COMPONENT, **OPTIONS)
-    assert_same(fit_chunks(key, chunks, COMPONENT, size=64, **OPTIONS), expected)
+    assert_same(fit(key, chunks, COMPONENT, size=64, **OPTIONS), expected)
 
 
 @pytest.mark.full
@@ -320,7 +315,7 @@ def test_row_groups_of_a_parquet_file_are_chunks(key, x64, tmp_path):
     pd.DataFrame({"a": X[:, 0], "label": 0.0, "b": X[:, 1]}).to_parquet(
         path, row_group_size=70
     )
-    from_file = fit_chunks(
+    from_file = fit(
         key,
         lambda: nt.online.parquet_chunks(path, features=["a", "b"]),
         COMPONENT,

@@ -41,8 +41,8 @@ def stuck_fit(x, component, **options):
             x,
             component,
             num_components=5,
-            start=start,
-            num_samples=0,
+            init=start,
+            num_draws=0,
             num_restarts=4,
             **options,
         )
@@ -62,8 +62,8 @@ def best(x, component):
             x,
             component,
             num_components=5,
-            start=labels,
-            num_samples=0,
+            init=labels,
+            num_draws=0,
             num_restarts=4,
         )
 
@@ -88,10 +88,10 @@ def test_no_move_lowers_the_objective(best, x, component):
             x,
             component,
             num_components=5,
-            warm_start=best,
+            init=best,
             num_restarts=4,
             num_moves=2,
-            num_samples=0,
+            num_draws=0,
         )
     assert moved.objective >= best.objective - 1e-6
 
@@ -136,6 +136,6 @@ def test_affinity_is_large_where_components_share_data(stuck, x):
 
 def test_one_component_has_no_moves(x, component):
     fit = nt.mixtures.fit(
-        jax.random.key(0), x, component, num_components=1, num_moves=3, num_samples=0
+        jax.random.key(0), x, component, num_components=1, num_moves=3, num_draws=0
     )
     assert fit.num_moves == 0

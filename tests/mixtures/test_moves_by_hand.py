@@ -10,9 +10,9 @@ from scipy.special import digamma, softmax
 
 import numpyro_tempered as nt
 from numpyro_tempered.core.ascent import Ascent
-from numpyro_tempered.mixtures import climb
+from numpyro_tempered.mixtures import coordinate_ascent
 from numpyro_tempered.mixtures.array import ArraySource
-from numpyro_tempered.mixtures.ascent import Limits, Visit
+from numpyro_tempered.mixtures.ascent import Limits, PassState
 from numpyro_tempered.mixtures.components.known_variance import NormalMean
 from numpyro_tempered.mixtures.factors import (
     Factors,
@@ -194,9 +194,11 @@ def test_sums_about_0_serve_large_data_that_keep_their_digits(
         ascend=ascend,
     )
     sizes = np.array([[1.0, given["size"]]], np.float32)
-    monkeypatch.setattr(climb, "for_restarts", lambda *_: sizes)
-    assert climb.ascend(source, None, None, None) is state
-    assert asked[-1] is (climb.COMMON_CAVI if is_common else climb.TEMPERED_CAVI)
+    monkeypatch.setattr(coordinate_ascent, "for_restarts", lambda *_: sizes)
+    assert coordinate_ascent.ascend(source, None, None, None) is state
+    assert asked[-1] is (
+        coordinate_ascent.COMMON_CAVI if is_common else coordinate_ascent.TEMPERED_CAVI
+    )
     assert len(asked) == 1 + (given["is_large"] and not is_common)
 
 
@@ -236,7 +238,7 @@ def test_moves_go_on_from_what_is_better_by_more_than_the_tolerance(
         objectives, size = np.array(objectives), len(objectives)
         factors = {"of": np.array([f"{name}{i}" for i in range(size)])}
         return Ascent(
-            Visit(factors, factors),
+            PassState(factors, factors),
             objectives,
             objectives[None],
             *(np.ones(size, int),) * 2,
@@ -249,9 +251,9 @@ def test_moves_go_on_from_what_is_better_by_more_than_the_tolerance(
         state([-8.0, -4.6], "second"),
     ]
     parents, given = [], iter(states)
-    monkeypatch.setattr(climb, "ascend", lambda *_: next(given))
+    monkeypatch.setattr(coordinate_ascent, "ascend", lambda *_: next(given))
     monkeypatch.setattr(
-        climb,
+        coordinate_ascent,
         "for_keys",
         lambda function, component, keys, problem, parent, blocks: parents.append(
             (len(keys), str(parent["of"]))
@@ -264,9 +266,11 @@ def test_moves_go_on_from_what_is_better_by_more_than_the_tolerance(
         ArraySource(data, None, fill=False) if is_array else SimpleNamespace(data=data)
     )
     limits = Limits(num_restarts=2, max_iter=9, tolerance=0.01, progress_bar=False)
-    outcome = climb.climb(jax.random.key(0), source, None, None, limits, num_moves=2)
+    outcome = coordinate_ascent.coordinate_ascent(
+        jax.random.key(0), source, None, None, limits, num_moves=2
+    )
     assert outcome.tolerance == pytest.approx(0.2)
-    np.testing.assert_array_equal(outcome.history.objectives, [-9.0, -5.0])
+    np.testing.assert_array_equal(outcome.history.restart_objectives, [-9.0, -5.0])
     if is_array:
         assert parents == [(2, "start1"), (2, "first0")]
         assert (

@@ -18,7 +18,7 @@ from numpyro_tempered.report.arviz import group, group_names
 
 ORDERS = [1, 2, 3]
 COMPONENT = nt.mixtures.components.known_variance(1, prior_scale=5.0)
-OPTIONS = {"num_components": ORDERS, "num_restarts": 4, "num_samples": 40}
+OPTIONS = {"num_components": ORDERS, "num_restarts": 4, "num_draws": 40}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def path(x):
 
 @pytest.mark.full
 def test_the_true_number_is_selected(choice):
-    assert choice.num_components == 3
+    assert choice.selected == 3
     assert choice.fit is choice.fits[3]
     assert choice.fit.num_occupied == 3
 
@@ -189,7 +189,7 @@ def test_prior_weights_can_turn_the_choice(x):
         baselines=False,
         **OPTIONS,
     )
-    assert turned.num_components == 2
+    assert turned.selected == 2
 
 
 @pytest.mark.full
@@ -198,7 +198,7 @@ def test_weights_count_rows(x):
     choice = nt.mixtures.select_num_components(
         jax.random.key(0), x, COMPONENT, alpha=1.0, sample_weight=weight, **OPTIONS
     )
-    assert choice.num_components == 2
+    assert choice.selected == 2
     assert nt.table(choice)["bic"].idxmin() == 2
 
 
@@ -250,7 +250,7 @@ def test_a_selection_needs_the_bound(x):
             COMPONENT,
             baselines=False,
             num_components=[1],
-            num_samples=0,
+            num_draws=0,
         )
 
 
@@ -327,7 +327,7 @@ def test_counts_are_drawn_as_masses():
         x,
         nt.mixtures.components.poisson(1),
         num_components=2,
-        num_samples=0,
+        num_draws=0,
     )
     ax = nt.plots.plot_mixture(fit, x)
     assert ax.get_ylabel() == "predictive mass"
@@ -343,7 +343,7 @@ def test_two_columns_are_drawn_with_contours():
     x = np.repeat([[-4.0, 0.0], [4.0, 0.0]], 40, axis=0) + rng.normal(size=(80, 2))
     component = nt.mixtures.components.known_variance(2, prior_scale=5.0)
     fit = nt.mixtures.fit(
-        jax.random.key(0), x, component, num_components=2, num_samples=0
+        jax.random.key(0), x, component, num_components=2, num_draws=0
     )
     ax = nt.plots.plot_mixture(fit, x)
     # Two clusters of points and one set of contours.

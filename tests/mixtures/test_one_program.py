@@ -36,14 +36,16 @@ def test_what_fills_up_changes_nothing(name, num_samples, monkeypatch):
     options = OPTIONS | {
         "concentration": [0.3, 1.0, 2.0],
         "sample_weight": weight,
-        "num_samples": num_samples,
+        "num_draws": num_samples,
     }
     with enable_x64():
         filled = nt.mixtures.fit(jax.random.key(0), x, component, **options)
         monkeypatch.setattr(sweep, "FEW_ROWS", 0)
         exact = nt.mixtures.fit(jax.random.key(0), x, component, **options)
     assert filled.factors.concentration.shape == (3,)
-    np.testing.assert_allclose(filled.objectives, exact.objectives, rtol=1e-12)
+    np.testing.assert_allclose(
+        filled.restart_objectives, exact.restart_objectives, rtol=1e-12
+    )
     np.testing.assert_allclose(filled.objective, exact.objective, rtol=1e-13)
     if num_samples:
         np.testing.assert_allclose(filled.bound.value, exact.bound.value, rtol=1e-11)
@@ -90,7 +92,9 @@ def test_what_fills_up_changes_nothing_in_em(name, monkeypatch):
         filled = nt.mixtures.em(jax.random.key(0), x, component, **options)
         monkeypatch.setattr(sweep, "FEW_ROWS", 0)
         exact = nt.mixtures.em(jax.random.key(0), x, component, **options)
-    np.testing.assert_allclose(filled.objectives, exact.objectives, rtol=1e-11)
+    np.testing.assert_allclose(
+        filled.restart_objectives, exact.restart_objectives, rtol=1e-11
+    )
     np.testing.assert_allclose(filled.weights, exact.weights, rtol=1e-6)
     np.testing.assert_allclose(filled.log_likelihood, exact.log_likelihood, rtol=1e-11)
     np.testing.assert_allclose(filled.entropy, exact.entropy, rtol=1e-6, atol=1e-9)
@@ -149,7 +153,7 @@ def test_a_table_is_a_few_programs():
     choice = nt.mixtures.select_num_components(
         key, rows(0, d=4), component, num_components=range(2, 5), baselines=False
     )
-    assert choice.num_components == 3
+    assert choice.selected == 3
     assert len(COMPILED) <= 8
     COMPILED.clear()
     nt.mixtures.select_num_components(
@@ -184,7 +188,7 @@ def test_a_choice_is_uncertain_where_the_error_of_the_winner_or_of_the_runner_up
     for margin in np.array([0.5, 2.0, -0.5, -2.0]) * error:
         choice = select(gain + margin)
         is_uncertain = abs(margin) < error
-        assert choice.num_components == (1 if margin > 0.0 else 2)
+        assert choice.selected == (1 if margin > 0.0 else 2)
         assert choice.columns["uncertain"].tolist() == [False, is_uncertain]
         assert choice.uncertain == bool(choice.attrs["uncertain"]) == is_uncertain
         assert choice.at_end == bool(choice.attrs["at_end"]) == (margin < 0.0)
@@ -205,7 +209,7 @@ def test_coordinates_of_each_row_need_not_know_of_rows_that_fill_up():
         nt.mixtures.components.known_variance(2, prior_scale=10.0),
         jax.random.key(0),
     )
-    options = {"num_components": 3, "num_restarts": 2, "num_moves": 1, "num_samples": 0}
+    options = {"num_components": 3, "num_restarts": 2, "num_moves": 1, "num_draws": 0}
     plain = component._replace(coordinates=lambda x: x)
     fit = nt.mixtures.fit(key, rows(0, d=2), plain, **options)
     expected = nt.mixtures.fit(key, rows(0, d=2), component, **options)

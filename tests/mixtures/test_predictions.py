@@ -48,7 +48,7 @@ def fit(data, request):
         wrong = np.where(np.arange(len(x)) % 5 == 0, (labels + 1) % 3, labels)
         options = {
             "num_restarts": 1,
-            "start": nt.mixtures.starts.given_responsibilities(wrong),
+            "init": nt.mixtures.starts.given_responsibilities(wrong),
         }
     with enable_x64():
         return nt.mixtures.fit(
@@ -57,7 +57,7 @@ def fit(data, request):
             COMPONENTS[component](),
             num_components=3,
             alpha=0.5,
-            num_samples=0,
+            num_draws=0,
             **options,
         )
 
@@ -150,7 +150,7 @@ def test_draws_have_the_moments_of_the_predictive(fit, x64):
     indirect=True,
 )
 def test_parameters_are_drawn_in_the_coordinates_of_the_data(fit, x64):
-    draws = nt.mixtures.sample_parameters(jax.random.key(2), fit, 2000)
+    draws = nt.mixtures.sample_posterior(jax.random.key(2), fit, 2000)
     assert draws["weights"].shape == (2000, 3)
     if hasattr(fit.posterior, "df"):
         assert draws["precision"].shape == (2000, 3, 2, 2)
@@ -200,7 +200,7 @@ def test_relabelling_takes_a_permutation(fit, order):
 def test_fresh_rows_may_have_missing_entries_where_the_family_allows(data):
     component = nt.mixtures.components.diagonal_gaussian(2, mean_precision=0.1)
     fit = nt.mixtures.fit(
-        jax.random.key(0), data[0], component, num_components=3, num_samples=0
+        jax.random.key(0), data[0], component, num_components=3, num_draws=0
     )
     rows = np.array([[-6.0, np.nan], [np.nan, np.nan]])
     density = np.asarray(nt.mixtures.log_predictive(fit, rows))
@@ -239,7 +239,7 @@ def test_single_precision_stays_single_beside_double(data, x64):
     component = nt.mixtures.components.known_variance(2, prior_scale=10.0)
     x = data[0].astype(np.float32)
     fit = nt.mixtures.fit(
-        jax.random.key(0), x, component, num_components=2, num_samples=0
+        jax.random.key(0), x, component, num_components=2, num_draws=0
     )
     assert fit.trace.dtype == np.float32
     assert nt.mixtures.log_predictive(fit, x).dtype == np.float32

@@ -49,7 +49,7 @@ def taken_over(monkeypatch, key):
             bound=num_samples,
             counts=np.ones(K),
             trace=one,
-            objectives=one,
+            restart_objectives=one,
             num_best=1,
             spread=0.0,
             converged=history.converged,
@@ -59,7 +59,7 @@ def taken_over(monkeypatch, key):
         )
 
     monkeypatch.setattr(module, "evaluate", evaluate)
-    return lambda model: nt.mixtures.from_sklearn(key, model, X, num_samples=5)
+    return lambda model: nt.mixtures.from_sklearn(key, model, X, num_draws=5)
 
 
 @pytest.mark.parametrize("form", ["full", "tied", "diag", "spherical"])
@@ -95,7 +95,7 @@ def test_factors_and_priors_have_the_means_of_scikit_learn(form, taken_over, x64
         np.testing.assert_allclose(q.concentration / q.rate, model.precisions_)
         np.testing.assert_allclose(p.concentration, 0.5 * times * prior_df)
         np.testing.assert_allclose(p.rate, 0.5 * times * model.covariance_prior_)
-    assert (fit.objective, fit.trace, fit.objectives, fit.bound) == (
+    assert (fit.objective, fit.trace, fit.restart_objectives, fit.bound) == (
         7.0,
         [7.0],
         [7.0],

@@ -24,7 +24,7 @@ from numpyro_tempered.report.arviz import group
 NAME = "known_variance"
 FAMILY = FAMILIES[NAME].oracle
 # Another number of components, start or alpha is the same program.
-OPTIONS = {"num_restarts": 1, "num_samples": 0, "tolerance": 1e-15, "max_iter": 5000}
+OPTIONS = {"num_restarts": 1, "num_draws": 0, "tolerance": 1e-15, "max_iter": 5000}
 
 
 def evidence(n, gamma):
@@ -96,7 +96,7 @@ def start_of(num_components, n=12):
 
 def fit_of(num_components, concentration, alpha=1.0, **options):
     options = {
-        "start": nt.mixtures.starts.given_responsibilities(start_of(num_components)),
+        "init": nt.mixtures.starts.given_responsibilities(start_of(num_components)),
         **OPTIONS,
         **options,
     }
@@ -115,7 +115,7 @@ def fit_of(num_components, concentration, alpha=1.0, **options):
 @functools.lru_cache
 def small_fit():
     """Three components with E1."""
-    return fit_of(3, nt.mixtures.stick_breaking(0.8), alpha=0.7, num_samples=400)
+    return fit_of(3, nt.mixtures.stick_breaking(0.8), alpha=0.7, num_draws=400)
 
 
 def filled(values, size):
@@ -228,9 +228,9 @@ def test_objective_is_that_of_numpy(size, gamma, alpha):
 def test_what_fills_up_changes_nothing(size, monkeypatch):
     some = {
         "alpha": 0.7,
-        "num_samples": 20,
+        "num_draws": 20,
         "num_restarts": 3,
-        "start": None,
+        "init": None,
         "tolerance": 1e-12,
     }
     fill = fit_of(size, nt.mixtures.stick_breaking(0.7), **some)
@@ -255,7 +255,7 @@ def test_two_sticks_of_one_are_a_flat_dirichlet():
 @pytest.mark.full
 def test_one_component_has_no_stick():
     sticks, flat = (
-        fit_of(1, prior, num_samples=20)
+        fit_of(1, prior, num_draws=20)
         for prior in (nt.mixtures.stick_breaking(3.0), 1.0)
     )
     assert sticks.objective == pytest.approx(flat.objective, rel=1e-13)
@@ -346,7 +346,7 @@ def test_labels_of_a_start_are_put_in_order():
             component_of(NAME),
             num_components=2,
             concentration=nt.mixtures.stick_breaking(0.5),
-            start=nt.mixtures.starts.given_responsibilities(labels),
+            init=nt.mixtures.starts.given_responsibilities(labels),
             **OPTIONS,
         )
         np.testing.assert_allclose(fit.counts, [10, 2], atol=1e-3)
@@ -358,7 +358,7 @@ def test_more_components_cost_the_stick_that_is_let_go():
     gamma = 0.6
     fits = {2: fit_of(2, nt.mixtures.stick_breaking(gamma))}
     for k in (3, 4):
-        fits[k] = fit_of(k, nt.mixtures.stick_breaking(gamma), warm_start=fits[k - 1])
+        fits[k] = fit_of(k, nt.mixtures.stick_breaking(gamma), init=fits[k - 1])
         cost = np.log(gamma) + betaln(1 + fits[k - 1].counts[-1], gamma)
         assert fits[k].objective >= fits[k - 1].objective + cost - 1e-9
 
@@ -369,13 +369,13 @@ def test_fits_of_the_other_weights_are_starts():
     flat = fit_of(3, 1.0)
     for given, prior in ((flat, sticks), (fit_of(3, sticks), 1.0)):
         for size in (3, 4):
-            fit = fit_of(size, prior, warm_start=given)
+            fit = fit_of(size, prior, init=given)
             assert fit.trace[0] > given.objective - 10
             assert np.isfinite(fit.objective)
             assert fit.factors.concentration.ndim == (2 if prior is sticks else 1)
     # The first pass is at the factors that its counts give.
     with pytest.warns(UserWarning, match="has not converged in max_iter=1"):
-        warm = fit_of(3, sticks, warm_start=flat, max_iter=1)
+        warm = fit_of(3, sticks, init=flat, max_iter=1)
     np.testing.assert_allclose(
         warm.factors.concentration[:, 0], 1.0 + flat.counts, rtol=1e-6
     )
@@ -398,7 +398,7 @@ def test_predictions_and_draws(x64):
     np.testing.assert_allclose(
         np.sum(nt.mixtures.responsibilities(fit, x), axis=0), fit.counts, rtol=1e-6
     )
-    draws = nt.mixtures.sample_parameters(jax.random.key(1), fit, 4000)["weights"]
+    draws = nt.mixtures.sample_posterior(jax.random.key(1), fit, 4000)["weights"]
     np.testing.assert_allclose(draws.sum(axis=1), 1.0, rtol=1e-10)
     assert np.all(
         np.abs(draws.mean(axis=0) - means)
@@ -447,7 +447,7 @@ def test_numpyro_model_and_guide_give_the_bound(x64):
 def test_polish_raises_the_bound_and_draws_become_arviz(x64):
     fit, x = small_fit(), some_data(NAME)
     polished = nt.mixtures.polish(
-        jax.random.key(1), fit, x, num_steps=300, num_samples=2000
+        jax.random.key(1), fit, x, num_steps=300, num_draws=2000
     )
     assert polished.elbo.value > fit.objective
     assert polished.elbo.value > fit.bound.value - 3 * np.hypot(
@@ -509,23 +509,20 @@ def test_chunks_batches_and_single_precision():
         "num_components": 3,
         "concentration": sticks,
         "alpha": 0.5,
-        "start": None,
+        "init": None,
         **OPTIONS,
     }
-    options["start"] = nt.mixtures.starts.given_responsibilities(start_of(3))
+    options["init"] = nt.mixtures.starts.given_responsibilities(start_of(3))
     with enable_x64():
-        chunks = nt.mixtures.fit_chunks(
-            jax.random.key(0),
-            [x[:5], x[5:]],
-            component,
-            **{**options, "num_samples": 2},
+        chunks = nt.mixtures.fit(
+            jax.random.key(0), [x[:5], x[5:]], component, **{**options, "num_draws": 2}
         )
         assert chunks.objective == pytest.approx(whole.objective, rel=1e-11)
         rule = nt.mixtures.stochastic(
             component,
             **{
                 key: options[key]
-                for key in ("num_components", "concentration", "alpha", "start")
+                for key in ("num_components", "concentration", "alpha", "init")
             },
             step_size=1.0,
             total=len(x),
@@ -539,7 +536,7 @@ def test_chunks_batches_and_single_precision():
         )
         options = {
             key: options[key]
-            for key in ("num_components", "concentration", "alpha", "start")
+            for key in ("num_components", "concentration", "alpha", "init")
         }
         steps = nt.mixtures.fit_stochastic(
             jax.random.key(0),
@@ -549,11 +546,11 @@ def test_chunks_batches_and_single_precision():
             batch_size=6,
             num_passes=300,
             num_restarts=1,
-            num_samples=2,
+            num_draws=2,
         )
         assert whole.objective - 1.0 < steps.objective <= whole.objective + 1e-6
     single = nt.mixtures.fit(
-        jax.random.key(0), x, component, **options, num_restarts=1, num_samples=0
+        jax.random.key(0), x, component, **options, num_restarts=1, num_draws=0
     )
     assert single.factors.concentration.dtype == np.float32
     assert single.objective == pytest.approx(whole.objective, abs=1e-3)
@@ -575,7 +572,7 @@ def test_iris_empties_components_and_is_no_worse_than_scikit_learn(x64):
         tol=1e-9,
         max_iter=5000,
     ).fit(x)
-    theirs = nt.mixtures.from_sklearn(jax.random.key(0), model, x, num_samples=0)
+    theirs = nt.mixtures.from_sklearn(jax.random.key(0), model, x, num_draws=0)
     component = nt.mixtures.components.gaussian(
         4,
         loc=model.mean_prior_,
@@ -592,9 +589,9 @@ def test_iris_empties_components_and_is_no_worse_than_scikit_learn(x64):
         jax.random.key(0),
         x,
         component,
-        start=nt.mixtures.starts.given_responsibilities(start),
+        init=nt.mixtures.starts.given_responsibilities(start),
         max_iter=5000,
-        num_samples=0,
+        num_draws=0,
         **options,
     )
     assert ours.objective > theirs.objective - 1e-6
@@ -605,9 +602,9 @@ def test_iris_empties_components_and_is_no_worse_than_scikit_learn(x64):
         jax.random.key(0),
         x,
         component,
-        warm_start=theirs,
+        init=theirs,
         max_iter=5000,
-        num_samples=0,
+        num_draws=0,
         **options,
     )
     assert after.trace[0] == pytest.approx(theirs.objective, rel=1e-9)
@@ -626,7 +623,7 @@ def test_selections_and_estimators_take_sticks():
         num_restarts=4,
         baselines=False,
     )
-    assert choice.num_components == 2
+    assert choice.selected == 2
     mixture = nt.estimators.TemperedMixture(
         4, component="diag", concentration=sticks, random_state=0, n_init=4
     )

@@ -65,7 +65,7 @@ def test_step_one_with_all_data_is_an_iteration_of_coordinate_ascent(centre, key
         step_size=1.0,
         total=len(X),
         centre=centre,
-        start=given_responsibilities(labels),
+        init=given_responsibilities(labels),
     )
     state = rule.init(key, X)
     for num_iter in range(1, 4):
@@ -158,7 +158,7 @@ def test_inner_repetitions_converge_on_the_batch(key, x64):
     labels = (X[:, 0] > 1.0) * 1
     options = {"num_components": 2, "alpha": ALPHA, "step_size": 1.0, "total": len(X)}
     rule = stochastic(
-        COMPONENT, num_inner=10, start=given_responsibilities(labels), **options
+        COMPONENT, num_inner=10, init=given_responsibilities(labels), **options
     )
     state, _ = rule.update(rule.init(key, X), X)
     assert_factors(rule.factors(state), *cavi(np.eye(2)[labels], 11))
@@ -309,7 +309,7 @@ def test_wrong_arguments_are_named(key):
         fit_stochastic(key, [X], COMPONENT, num_components=2, step_size=None)
 
 
-OPTIONS = {"num_components": 2, "alpha": ALPHA, "num_restarts": 2, "num_samples": 4}
+OPTIONS = {"num_components": 2, "alpha": ALPHA, "num_restarts": 2, "num_draws": 4}
 
 
 @pytest.mark.full
@@ -319,8 +319,10 @@ def test_the_driver_reports_the_objective_of_its_factors(key, x64):
     )
     optimum = fit(key, X, COMPONENT, tolerance=1e-10, **OPTIONS)
     assert (result.converged, result.num_iter, result.total) == (False, 5, len(X))
-    assert len(result.objectives) == 2
-    np.testing.assert_allclose(result.objective, result.objectives.max(), rtol=1e-10)
+    assert len(result.restart_objectives) == 2
+    np.testing.assert_allclose(
+        result.objective, result.restart_objectives.max(), rtol=1e-10
+    )
     # Near the optimum, and never above it.
     assert optimum.objective - 2.0 < result.objective <= optimum.objective + 1e-9
     # One step of size one on all data, from the start that fit has: its second iteration.
@@ -330,7 +332,9 @@ def test_the_driver_reports_the_objective_of_its_factors(key, x64):
     with pytest.warns(UserWarning, match="has not converged"):
         first = fit(key, X, COMPONENT, max_iter=2, tolerance=0.0, **OPTIONS)
     np.testing.assert_allclose(
-        np.sort(single.objectives), np.sort(first.objectives), rtol=1e-10
+        np.sort(single.restart_objectives),
+        np.sort(first.restart_objectives),
+        rtol=1e-10,
     )
 
 

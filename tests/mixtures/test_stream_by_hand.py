@@ -76,7 +76,7 @@ def test_each_batch_is_a_step_from_the_factors_before_it(kind, key, x64):
         2, prior_loc=PRIOR_LOC, prior_scale=PRIOR_SCALE
     )
     options = {"num_components": 2, "alpha": ALPHA, "concentration": CONCENTRATION}
-    options["start"] = given_responsibilities(LABELS)
+    options["init"] = given_responsibilities(LABELS)
     if kind == "of all data so far":
         # Behind the first batch, which has weights, a second without.
         rule = nt.mixtures.stochastic(component, centre=[2.0, -7.0], **options)
@@ -146,7 +146,7 @@ def test_a_step_of_size_one_on_all_rows_of_all_chunks_is_an_iteration(key, x64):
         "num_components": 2,
         "alpha": ALPHA,
         "concentration": CONCENTRATION,
-        "num_samples": 2,
+        "num_draws": 2,
     }
     fit = nt.mixtures.fit_stochastic(
         key,
@@ -156,7 +156,7 @@ def test_a_step_of_size_one_on_all_rows_of_all_chunks_is_an_iteration(key, x64):
         batch_size=16,
         num_passes=2,
         num_restarts=1,
-        start=given_responsibilities(labels),
+        init=given_responsibilities(labels),
         **options,
     )
     after = averages(x, np.ones(16), np.eye(2)[labels])
@@ -183,9 +183,11 @@ def test_a_step_of_size_one_on_all_rows_of_all_chunks_is_an_iteration(key, x64):
         ALPHA * logsumexp(joint(x, (concentration, loc, precision)), axis=1).sum() - kl
     )
     np.testing.assert_allclose(
-        [fit.objective, *fit.trace, *fit.objectives], np.full(3, expected), rtol=1e-9
+        [fit.objective, *fit.trace, *fit.restart_objectives],
+        np.full(3, expected),
+        rtol=1e-9,
     )
-    assert (fit.converged, fit.num_iter, fit.total, len(fit.objectives)) == (
+    assert (fit.converged, fit.num_iter, fit.total, len(fit.restart_objectives)) == (
         False,
         2,
         16.0,

@@ -84,13 +84,13 @@ def test_an_objective_that_falls_by_more_than_rounding_is_an_error():
         RuntimeError, match=r"restart 3 fell by 2 nats.*component 'own' do not belong"
     ):
         has_converged(
-            data, outcome(2.0, fallen), 0.0, 1.0, lambda visit: {"visit": 0.5}[visit]
+            data, outcome(2.0, fallen), 0.0, 1.0, lambda point: {"visit": 0.5}[point]
         )
     # Rounding of the step takes as much; or the fall is none that counts.
-    assert has_converged(data, outcome(2.0, fallen), 0.5, 1.0, lambda visit: 1.5)
-    assert has_converged(data, outcome(0.5, fallen), 0.5, 1.0, lambda visit: 0.0)
+    assert has_converged(data, outcome(2.0, fallen), 0.5, 1.0, lambda point: 1.5)
+    assert has_converged(data, outcome(0.5, fallen), 0.5, 1.0, lambda point: 0.0)
     assert not has_converged(
-        data, outcome(0.5, fallen, False), 9.0, 1.0, lambda visit: 0.0
+        data, outcome(0.5, fallen, False), 9.0, 1.0, lambda point: 0.0
     )
 
 
@@ -103,7 +103,7 @@ def test_what_a_step_in_double_precision_still_raises_has_not_converged():
         match=r"^the best.*raises its objective by 2 nats, which float32 does not resolve",
     ):
         assert not has_converged(
-            data, outcome(0.5, (0, None)), 2.0, 1.0, lambda visit: 0.0
+            data, outcome(0.5, (0, None)), 2.0, 1.0, lambda point: 0.0
         )
 
 
@@ -113,9 +113,9 @@ def test_a_path_goes_down_in_alpha_with_the_fits_of_each_power_as_starts_of_the_
     calls = []
 
     def fit_orders(
-        rng_key, x, component, orders, *, others, alpha, num_restarts, num_samples
+        rng_key, x, component, orders, *, others, alpha, num_restarts, num_draws
     ):
-        calls.append((others, alpha, num_restarts, num_samples, orders))
+        calls.append((others, alpha, num_restarts, num_draws, orders))
         # The larger the power, the more components.
         value = {0.1: [-3.0, -9.0], 0.5: [-9.0, -3.0], 1.0: [-9.0, -2.0]}[alpha]
         return {
@@ -132,7 +132,7 @@ def test_a_path_goes_down_in_alpha_with_the_fits_of_each_power_as_starts_of_the_
         alphas=[0.5, 1.0, 0.1],
         num_components=[1, 3],
         num_restarts=5,
-        num_samples=4,
+        num_draws=4,
     )
     assert [call[1:] for call in calls] == [
         (alpha, 5, 4, [1, 3]) for alpha in (1.0, 0.5, 0.1)

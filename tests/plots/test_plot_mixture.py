@@ -41,7 +41,7 @@ def mixture(component, posterior):
         bound=None,
         counts=COUNTS,
         trace=one,
-        objectives=one,
+        restart_objectives=one,
         num_best=1,
         spread=0.0,
         converged=True,

@@ -19,6 +19,7 @@ from scipy.integrate import quad
 from scipy.special import digamma, gammaln, logsumexp
 from scipy.stats import gamma, multivariate_normal, norm
 
+import numpyro_tempered as nt
 from numpyro_tempered import ppca
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.ppca import base, bound, driver, updates
@@ -420,7 +421,7 @@ def fit_alone(key, x, **options):
 
 def fit_complete(key, x, **options):
     """The fit with K factors, by the program that compares numbers of factors: only that is compiled."""
-    return ppca.select_num_factors(key, x, [0, K], **options).fits[K]
+    return ppca.select_num_factors(key, x, num_factors=[0, K], **options).fits[K]
 
 
 @pytest.mark.parametrize("alpha", tiered([0.5, 1.0], unit=[0.5]))
@@ -533,8 +534,10 @@ def test_by_default_data_in_any_units_give_one_answer(precision, key, unit):
     x, alpha = signal(9, N, [4.0], D, noise=0.01), 0.5
     # In single precision the ascents end in other sweeps, within the tolerance of N rows.
     close = 1e-8 if jax.config.jax_enable_x64 else 1e-3
-    one = ppca.select_num_factors(key, x, [0, K], alpha=alpha)
-    other = ppca.select_num_factors(key, unit * (x + 50.0), [0, K], alpha=alpha)
+    one = ppca.select_num_factors(key, x, num_factors=[0, K], alpha=alpha)
+    other = ppca.select_num_factors(
+        key, unit * (x + 50.0), num_factors=[0, K], alpha=alpha
+    )
     assert one.selected == other.selected == K
     constant = -alpha * x.size * np.log(unit)
     np.testing.assert_allclose(
@@ -558,7 +561,7 @@ def test_by_default_small_noise_is_found(precision, key):
     residual = np.linalg.svd(x - x.mean(axis=0), compute_uv=False)[1:] ** 2
     # Of N D entries each factor and the mean take a part.
     assert 0.5 < fit.noise_variance / (residual.sum() / ((N - 1) * (D - 1))) < 3.0
-    assert ppca.num_occupied(fit) == 1
+    assert fit.num_occupied == 1
 
 
 @pytest.mark.full
@@ -566,7 +569,7 @@ def test_by_default_small_noise_is_found(precision, key):
 @pytest.mark.parametrize("unit", [1.0, 0.01])
 def test_factors_beside_small_noise_are_counted(precision, key, alpha, unit):
     x = unit * signal(29, 100, [2.0, 1.0, 0.1], 6, noise=0.02)
-    chosen = ppca.select_num_factors(key, x, range(6), alpha=alpha)
+    chosen = ppca.select_num_factors(key, x, num_factors=range(6), alpha=alpha)
     assert chosen.selected == 3
     assert chosen.fits[3].noise_variance == pytest.approx((0.02 * unit) ** 2, rel=0.25)
 
@@ -638,7 +641,7 @@ def test_masked_entries_are_missing(x64, key):
 
 def test_names_of_columns_are_kept_and_compared(x64, key):
     table = pd.DataFrame(signal(21, N, [1.0], D), columns=list("abc"))
-    fit = ppca.select_num_factors(key, table, [0, K], alpha=0.5).fits[K]
+    fit = ppca.select_num_factors(key, table, num_factors=[0, K], alpha=0.5).fits[K]
     assert fit.column_names == ("a", "b", "c")
     np.testing.assert_array_equal(
         ppca.transform(fit, table).loc, ppca.transform(fit, table.to_numpy()).loc
@@ -669,7 +672,7 @@ def test_rows_without_entries_change_nothing(x64, key):
         scores.cov, np.broadcast_to(np.eye(K), (N, K, K)), atol=1e-6
     )
     # As many sums as there are draws.
-    density = ppca.log_density(key, kept, empty, DRAWS)
+    density = ppca.log_predictive(key, kept, empty, DRAWS)
     np.testing.assert_allclose(
         density.value, 0.0, atol=DRAWS * np.finfo(density.value.dtype).eps
     )
@@ -690,7 +693,7 @@ def test_a_row_without_entries_changes_nothing_in_single_precision(key):
     np.testing.assert_allclose(scores.loc, np.zeros((1, K)), atol=1e-6)
     np.testing.assert_allclose(scores.cov[0], np.eye(K), atol=1e-6)
     # As many float32 sums as there are draws.
-    density = ppca.log_density(key, kept, empty, DRAWS)
+    density = ppca.log_predictive(key, kept, empty, DRAWS)
     assert float(density.value[0]) == pytest.approx(
         0.0, abs=DRAWS * float(np.finfo(np.float32).eps)
     )
@@ -773,7 +776,7 @@ def test_a_fit_of_64_bits_predicts_where_there_are_32(fitted, key):
     with enable_x64():
         scores = np.asarray(ppca.transform(fit, x).loc)
     np.testing.assert_allclose(ppca.transform(fit, x).loc, scores, atol=1e-4)
-    density = ppca.log_density(key, fit, x, DRAWS).value
+    density = ppca.log_predictive(key, fit, x, DRAWS).value
     for values in (
         density,
         ppca.sample(key, fit, 3),
@@ -817,7 +820,7 @@ def test_predictions_without_factors_against_quadrature(precision, key):
     x = signal(13, N, [], D)
     fit = ppca.fit(key, x, num_factors=0, prior=weak())
     row = np.array([[0.5, -2.0, np.nan]])
-    found = ppca.log_density(key, fit, row, DRAWS)
+    found = ppca.log_predictive(key, fit, row, DRAWS)
     q = in_double(fit.posterior)
 
     def posterior(tau):
@@ -1117,7 +1120,7 @@ def catch(name):
 def test_numbers_of_factors_of_degenerate_tables_are_compared(x64, key, name):
     x = ODD[name]
     with catch(name):
-        found = ppca.select_num_factors(key, x, [0, K], prior=ppca.prior())
+        found = ppca.select_num_factors(key, x, num_factors=[0, K], prior=ppca.prior())
     assert found.converged.all()
     for fit in found.fits.values():
         assert all(
@@ -1258,9 +1261,9 @@ def test_columns_of_zeros_change_nothing(x64, key, num_factors):
     """One program fits all numbers of factors, in arrays of the largest."""
     x = signal(26, N, [2.0], D)
     options = {"prior": weak(), "alpha": 0.5}
-    small = ppca.select_num_factors(key, x, [num_factors, 2], **options).fits[
-        num_factors
-    ]
+    small = ppca.select_num_factors(
+        key, x, num_factors=[num_factors, 2], **options
+    ).fits[num_factors]
     alone = ppca.fit(key, x, num_factors=num_factors, **options)
     np.testing.assert_allclose(small.trace, alone.trace, rtol=1e-10)
     for left, right in zip(
@@ -1272,15 +1275,22 @@ def test_columns_of_zeros_change_nothing(x64, key, num_factors):
 def test_the_number_of_factors(x64, key):
     x = signal(16, N, [20.0], D)
     weights = {0: np.log(0.5), 2: np.log(0.25)}
-    chosen = ppca.select_num_factors(key, x, [0, 2], weights, alpha=0.5, prior=weak())
+    chosen = ppca.select_num_factors(
+        key, x, num_factors=[0, 2], log_prior=weights, alpha=0.5, prior=weak()
+    )
     assert chosen.selected == 2
+    assert chosen.fit is chosen.fits[2]
+    table = nt.table(chosen)
+    assert table.index.tolist() == [0, 2]
+    np.testing.assert_array_equal(table["criterion"], chosen.criterion)
+    assert chosen.data.attrs["selected"] == 2
     np.testing.assert_allclose(chosen.criterion, chosen.elbo + np.log([0.5, 0.25]))
     assert chosen.margin == pytest.approx(chosen.criterion[1] - chosen.criterion[0])
     assert chosen.weight.sum() == pytest.approx(1.0)
     assert chosen.fits[2].num_factors == 2
-    assert ppca.num_occupied(chosen.fits[2]) == 1
-    assert ppca.num_occupied(chosen.fits[0]) == 0
-    uniform = ppca.select_num_factors(key, x, (0,), alpha=0.5, prior=weak())
+    assert chosen.fits[2].num_occupied == 1
+    assert chosen.fits[0].num_occupied == 0
+    uniform = ppca.select_num_factors(key, x, num_factors=(0,), alpha=0.5, prior=weak())
     assert uniform.log_prior == pytest.approx(0.0)
     assert uniform.margin == np.inf
 
@@ -1289,15 +1299,17 @@ def test_the_number_of_factors(x64, key):
 def test_the_number_of_factors_of_many_rows(key):
     x = signal(16, 4000, [2.0], D)
     weights = {0: np.log(0.5), 2: np.log(0.25)}
-    chosen = ppca.select_num_factors(key, x, [0, 2], weights, alpha=0.5, num_restarts=3)
+    chosen = ppca.select_num_factors(
+        key, x, num_factors=[0, 2], log_prior=weights, alpha=0.5, num_restarts=3
+    )
     assert chosen.selected == 2
     np.testing.assert_allclose(chosen.criterion, chosen.elbo + np.log([0.5, 0.25]))
     assert chosen.margin == pytest.approx(chosen.criterion[1] - chosen.criterion[0])
     assert chosen.weight.sum() == pytest.approx(1.0)
     assert chosen.fits[2].num_factors == 2
-    assert ppca.num_occupied(chosen.fits[2]) == 1
-    assert ppca.num_occupied(chosen.fits[0]) == 0
-    uniform = ppca.select_num_factors(key, x, (0,), alpha=0.5)
+    assert chosen.fits[2].num_occupied == 1
+    assert chosen.fits[0].num_occupied == 0
+    uniform = ppca.select_num_factors(key, x, num_factors=(0,), alpha=0.5)
     assert uniform.log_prior == pytest.approx(0.0)
     assert uniform.margin == np.inf
 
@@ -1318,16 +1330,14 @@ def test_the_number_of_factors_of_many_rows(key):
 )
 def test_numbers_that_cannot_be_compared_are_refused(key, orders, weights, message):
     with pytest.raises(ValueError, match=message):
-        ppca.select_num_factors(key, GOOD, orders, weights)
+        ppca.select_num_factors(key, GOOD, num_factors=orders, log_prior=weights)
 
 
 def test_predictions_refuse_other_columns_and_too_few_draws(key, fitted):
     with pytest.raises(ValueError, match="x has 2 columns, the fit 3"):
         ppca.transform(fitted[1], GOOD[:, :2])
-    with pytest.raises(
-        ValueError, match="num_samples must be an integer of at least 2"
-    ):
-        ppca.log_density(key, fitted[1], GOOD, 1)
+    with pytest.raises(ValueError, match="num_draws must be an integer of at least 2"):
+        ppca.log_predictive(key, fitted[1], GOOD, 1)
     for draw in (ppca.sample, ppca.sample_posterior):
         for count in (-1, 2.0):
             with pytest.raises(
@@ -1339,24 +1349,20 @@ def test_predictions_refuse_other_columns_and_too_few_draws(key, fitted):
 
 def test_selections_tracers_and_one_number_are_refused(key, fitted):
     selection = ppca.FactorSelection(*[None] * 9, {K: fitted[1]})
-    refused = r"fit must be a PPCAFit, by nt.ppca.fit, got FactorSelection: take its \.fits\[K\].*that of K"
+    refused = r"fit must be a PPCAFit, by nt.ppca.fit, got FactorSelection: take its \.fit, or one of its \.fits"
     for call in (ppca.transform, ppca.impute, ppca.reconstruct):
         with pytest.raises(TypeError, match=refused):
             call(selection, GOOD)
-    for call in (
-        ppca.num_occupied,
-        ppca.principal_axes,
-        lambda fit: ppca.sample(key, fit),
-    ):
+    for call in (ppca.principal_axes, lambda fit: ppca.sample(key, fit)):
         with pytest.raises(TypeError, match=refused):
             call(selection)
-    with pytest.raises(TypeError, match=r"init must be a PPCAFit.*as that of K"):
+    with pytest.raises(TypeError, match=r"init must be a PPCAFit.*one of its"):
         ppca.fit(key, GOOD, num_factors=K, init=selection)
     with pytest.raises(
         TypeError,
         match=r"num_factors must be several numbers, such as range\(5\), got 4",
     ):
-        ppca.select_num_factors(key, GOOD, 4)
+        ppca.select_num_factors(key, GOOD, num_factors=4)
     with pytest.raises(
         TypeError,
         match=r"x is traced, and nt\.ppca reads it on the host.*vmap and grad",

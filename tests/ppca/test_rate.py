@@ -170,7 +170,13 @@ def test_the_posterior_has_the_limit_and_keeps_its_certificate(prior, ard):
         with enable_x64():
             key = jax.random.key(seed)
             choice = nt.ppca.select_num_factors(
-                key, x, range(4), nt.dyadic, alpha=alpha, prior=prior, ard=ard
+                key,
+                x,
+                num_factors=range(4),
+                log_prior=nt.dyadic,
+                alpha=alpha,
+                prior=prior,
+                ard=ard,
             )
         assert choice.selected == true
         q, fit = choice.fits[true].posterior, choice.fits[true]

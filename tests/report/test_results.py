@@ -193,7 +193,7 @@ CASES = {
         site="x",
     ),
     "ppca.FactorSelection": Case(
-        lambda: nt.ppca.select_num_factors(KEY, ROWS, [0, 1], alpha=ALPHA),
+        lambda: nt.ppca.select_num_factors(KEY, ROWS, num_factors=[0, 1], alpha=ALPHA),
         (ROWS,),
         of_ppca,
         lambda selection: selection.elbo.max(),
@@ -229,8 +229,8 @@ CASES = {
         lambda fit: fit.converged,
         site="x",
     ),
-    "mixtures.MixtureFit, fit_chunks": Case(
-        lambda: mixture(nt.mixtures.fit_chunks, lambda: iter([ROWS[:12], ROWS[12:]])),
+    "mixtures.MixtureFit, chunks": Case(
+        lambda: mixture(nt.mixtures.fit, lambda: iter([ROWS[:12], ROWS[12:]])),
         (ROWS,),
         of_mixture,
         lambda fit: fit.bound.value,
@@ -480,8 +480,8 @@ def test_what_a_result_cannot_give_is_refused():
         nt.to_inference_data(made("descent.Result"))
     with pytest.raises(TypeError, match=r"of a stream online.posterior\(state\)"):
         nt.to_inference_data(made("StreamPosterior").state, X, Y)
-    with pytest.raises(TypeError, match=r"no ELBO.*fit with num_samples >= 2"):
-        nt.compare({"fit": mixture(num_samples=0)})
+    with pytest.raises(TypeError, match=r"no ELBO.*fit with num_draws >= 2"):
+        nt.compare({"fit": mixture(num_draws=0)})
 
 
 class Mine(NamedTuple):
@@ -525,7 +525,7 @@ def test_the_fits_of_a_selection_are_compared():
     selection = made("mixtures.ComponentSelection")
     data = nt.compare(selection.fits, nt.dyadic)
     assert group_names(data) == ["model_comparison"]
-    assert data.attrs["selected"] == selection.num_components
+    assert data.attrs["selected"] == selection.selected
     own = nt.table(selection)
     np.testing.assert_allclose(
         nt.table(data).sort_index()[["elbo", "kl"]], own[["elbo", "kl"]]

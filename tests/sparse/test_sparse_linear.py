@@ -51,7 +51,7 @@ def fit(x, y, **options):
         "noise_scale": 0.8,
         "tolerance": 0.0,
     }
-    settings = settings | {"num_sweeps": 3000} | options
+    settings = settings | {"max_iter": 3000} | options
     return sparse.fit_linear(KEY, x, y, **settings)
 
 
@@ -118,7 +118,7 @@ def test_elbo_is_that_of_its_factors_and_never_falls(shape, intercept_scale, noi
             )
         trace = np.asarray(found.trace)
         assert found.converged
-        assert len(trace) == found.num_sweeps >= 2
+        assert len(trace) == found.num_iter >= 2
         assert np.all(np.diff(trace) >= -1e-10 * np.abs(trace[1:]))
         assert found.objective == trace[-1] == found.restart_objectives[0]
 
@@ -513,7 +513,7 @@ def test_the_first_starts_are_points_of_a_lasso_path_by_the_sizes_of_coefficient
         UserWarning,
         match=r"^the best.*did not converge within 1 sweeps.*low for these data",
     ):
-        found = fit(x, y, num_restarts=9, num_sweeps=1)
+        found = fit(x, y, num_restarts=9, max_iter=1)
     norms, prior = np.linalg.norm(x, axis=0), problem_of(found, x)[1]
     unit = x / norms
     # The first has many variables in, and each next is far from those before.
@@ -554,7 +554,7 @@ def test_a_warm_start_stays():
     first = fit(x, y, tolerance=1e-6)
     alone = fit(x, y, tolerance=1e-6, init=first.posterior.mean)
     assert alone.objective == pytest.approx(float(first.objective), abs=1e-3)
-    assert alone.num_sweeps <= 3
+    assert alone.num_iter <= 3
     sizes = np.abs(np.asarray(first.posterior.mean)) * np.linalg.norm(x, axis=0)
     assert np.all(np.diff(sizes[np.asarray(alone.order)]) <= 1e-6)
     with_intercept = fit(
@@ -664,7 +664,7 @@ def test_vmap_over_alpha_is_the_loop():
         np.testing.assert_array_equal(found.order[i], alone.order)
         trace = found.trace[i]
         assert np.isnan(trace[-1])
-        assert trace[found.num_sweeps[i] - 1] == found.objective[i]
+        assert trace[found.num_iter[i] - 1] == found.objective[i]
 
 
 @pytest.mark.full
@@ -823,11 +823,7 @@ X, Y = oracle.linear_data(43, 10, 3)
             ValueError,
             r"num_restarts must be an integer of at least 1",
         ),
-        (
-            {"num_sweeps": 2.5},
-            ValueError,
-            r"num_sweeps must be an integer.*of at least",
-        ),
+        ({"max_iter": 2.5}, ValueError, r"max_iter must be an integer.*of at least"),
         (
             {"tolerance": -1.0},
             ValueError,
@@ -866,7 +862,7 @@ def test_an_end_without_convergence_is_warned_of():
     check_end(end._replace(converged=True), 7)
     with pytest.warns(
         UserWarning,
-        match=r"did not converge within 7 sweeps: take a larger num_sweeps.*these data",
+        match=r"did not converge within 7 sweeps: take a larger max_iter.*these data",
     ):
         check_end(end, 7)
     with pytest.raises(
@@ -887,7 +883,7 @@ def test_a_fall_of_the_objective_is_no_convergence():
         found = fit(x, y, slab_scale=1e15, tolerance=1e-6)
     before, end = np.asarray(found.trace)[-2:]
     assert end < before - 1e-6 * len(y)
-    assert found.num_sweeps < 3000
+    assert found.num_iter < 3000
     assert not found.converged
 
 
@@ -896,9 +892,9 @@ def test_a_fall_of_the_objective_is_no_convergence():
 def test_too_few_sweeps_are_warned_of():
     x, y = oracle.linear_data(46, 20, 6)
     with pytest.warns(
-        UserWarning, match="did not converge within 1 sweeps: take a larger num_sweeps"
+        UserWarning, match="did not converge within 1 sweeps: take a larger max_iter"
     ):
-        fit(x, y, num_sweeps=1)
+        fit(x, y, max_iter=1)
 
 
 def test_the_package_exports_it():

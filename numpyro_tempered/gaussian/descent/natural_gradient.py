@@ -88,7 +88,7 @@ def natural_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
 
     def step(hessian: Array) -> Q:
         return family.natural_step(
-            family.start(q), q, q, derivatives.grad, 0.5 * hessian, gain
+            family.init(q), q, q, derivatives.grad, 0.5 * hessian, gain
         )[0]
 
     if not family.diagonal_only:

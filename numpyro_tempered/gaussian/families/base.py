@@ -1,5 +1,6 @@
 """What rules, expectations and batch methods ask of a variational family."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
@@ -156,7 +157,7 @@ class Family(NamedTuple, Generic[Q, Memory, C]):
             ``"rows"`` for :class:`Rows` alone, or ``"matrix"`` for a matrix ``(d, d)`` too.
         witness: ``q -> (d,)``, not finite where anything in ``q`` is not, as the family's own steps leave it.
         marginal_scale: ``q -> (d,)``: standard deviations of the coordinates.
-        start: ``q -> memory`` of the natural-gradient step.
+        init: ``q -> memory`` of the natural-gradient step.
         natural_step: ``(memory, q, prior, grad_loc, grad_var, gain) -> (q', memory')``; not finite where the
             new precision is not positive definite.
         floor: ``(q, grad_var) -> (grad_var, touched)`` without its negative part.
@@ -171,7 +172,7 @@ class Family(NamedTuple, Generic[Q, Memory, C]):
         kl_prox_scaled: The same in terms of rate × variance, one for each coordinate, or None.
         descend: ``(q, grads, rate) -> q``, a projected gradient step in the source parameters, or None.
         clip_memory: ``(memory, q, scale) -> memory`` after q was clipped to a box with that bound on its scales;
-            by ``start`` if None.
+            by ``init`` if None.
     """
 
     name: str
@@ -183,7 +184,7 @@ class Family(NamedTuple, Generic[Q, Memory, C]):
     curvature_form: Literal["diagonal", "rows", "matrix"]
     witness: Callable[[Q], Array]
     marginal_scale: Callable[[Q], Array]
-    start: Callable[[Q], Memory]
+    init: Callable[[Q], Memory]
     natural_step: Callable[[Memory, Q, Q, Array, C, Gain], tuple[Q, Memory]]
     floor: Callable[[Q, C], tuple[C, Array]]
     merge: Callable[[Q, Q, Q], Q]
@@ -326,10 +327,38 @@ def as_floating(*leaves: ArrayLike) -> list[Array]:
     return [array.astype(dtype) for array in arrays]
 
 
+def dense(root: Array) -> Array:
+    """A root as a matrix ``(d, d)``."""
+    return jnp.diag(root) if root.ndim == 1 else root
+
+
 def square_root(q: Gaussian) -> Array:
     """A square root of the covariance, ``(d, d)``."""
-    root = family_of(q).root(q)
-    return jnp.diag(root) if root.ndim == 1 else root
+    return dense(family_of(q).root(q))
+
+
+def covariance(root: Array) -> Array:
+    """The covariance of a Gaussian with this root, ``(d, d)``."""
+    root = dense(root)
+    return matmul(root, root.T)
+
+
+def log_density(loc: Array, root: Array, theta: Array) -> Array:
+    """The log-density of N(loc, S Sᵀ) at ``theta``, ``(..., d)``, by a root S; gives ``(...)``."""
+    shift = theta - loc
+    if root.ndim == 1:
+        z, log_volume = shift / root, jnp.sum(jnp.log(root))
+    else:
+        # The triangular root of the same covariance: |z| is that of any.
+        lower = jnp.linalg.qr(root.T, mode="r").T
+        columns = jnp.reshape(shift, (-1, len(loc))).T
+        z = jnp.reshape(solve_triangular(lower, columns, lower=True).T, shift.shape)
+        log_volume = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(lower))))
+    return (
+        -0.5 * jnp.sum(jnp.square(z), axis=-1)
+        - log_volume
+        - 0.5 * len(loc) * math.log(2.0 * math.pi)
+    )
 
 
 def convert(q: Gaussian, like: Q) -> Q:

@@ -46,6 +46,29 @@ class FullRank(NamedTuple):
         signs = jnp.where(jnp.diagonal(upper) < 0, -1.0, 1.0).astype(upper.dtype)
         return jnp.tril(upper.T * signs[None, :])
 
+    @property
+    def mean(self) -> Array:
+        """Means of the coordinates, ``(d,)``."""
+        return self.loc
+
+    @property
+    def sd(self) -> Array:
+        """Standard deviations of the coordinates, ``(d,)``."""
+        return marginal_scale(self)
+
+    @property
+    def covariance(self) -> Array:
+        """The covariance, ``(d, d)``."""
+        return base.covariance(self.factor)
+
+    def log_prob(self, theta: Array) -> Array:
+        """The log-density at ``theta``, ``(..., d)``; gives ``(...)``."""
+        return base.log_density(self.loc, self.factor, theta)
+
+    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws of shape ``sample_shape + (d,)``."""
+        return sample(rng_key, self, sample_shape)
+
 
 class Memory(NamedTuple):
     """Mean and factor; both move by less than their rounding error on long streams."""
@@ -107,6 +130,11 @@ def kl(q: FullRank, p: FullRank) -> Array:
 def predictor_variance(q: FullRank, x: Array) -> Array:
     """Variances of the rows of ``x @ theta``, shape ``(n,)``."""
     return jnp.sum(jnp.square(matmul(x, q.factor)), axis=-1)
+
+
+def marginal_scale(q: FullRank) -> Array:
+    """Standard deviations of the coordinates, shape ``(d,)``."""
+    return jnp.sqrt(jnp.sum(jnp.square(q.factor), axis=-1))
 
 
 def _whiten(q: FullRank, grad_var: base.Curvature) -> Array:
@@ -174,7 +202,7 @@ def descend(q: FullRank, grads: FullRank, rate: Scalar) -> FullRank:
     return FullRank(loc, jnp.tril(factor, -1) + diagonal)
 
 
-def start(q: FullRank) -> Memory:
+def init(q: FullRank) -> Memory:
     """Mean and factor of ``q`` as sums that natural-gradient steps add to."""
     return Memory(CompensatedSum.start(q.loc), CompensatedSum.start(q.factor))
 
@@ -322,8 +350,8 @@ FAMILY = base.Family(
     curvature_form="matrix",
     # A step carries whatever is not finite into the mean or the diagonal.
     witness=lambda q: q.loc + jnp.diagonal(q.factor),
-    marginal_scale=lambda q: jnp.sqrt(jnp.sum(jnp.square(q.factor), axis=-1)),
-    start=start,
+    marginal_scale=marginal_scale,
+    init=init,
     natural_step=natural_step,
     floor=floor,
     merge=merge,

@@ -1,16 +1,20 @@
 """Mixtures of Gaussians as variational posteriors, of several modes or of other forms than one Gaussian has."""
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.families.base import Gaussian, as_floating, family_of
+from numpyro_tempered.gaussian.families.base import (
+    Gaussian,
+    as_floating,
+    covariance,
+    family_of,
+    log_density,
+)
 
 
 @add_repr
@@ -29,7 +33,7 @@ class GaussianMixture(NamedTuple):
         >>> import numpyro_tempered as nt
         >>> logits, loc = jnp.log(jnp.array([0.5, 0.5])), jnp.array([[-1.0], [1.0]])
         >>> q = nt.gaussian.families.GaussianMixture(logits, loc, jnp.ones((2, 1)))
-        >>> print(q.mean(), q.covariance())
+        >>> print(q.mean, q.covariance)
         [0.] [[2.]]
     """
 
@@ -37,20 +41,27 @@ class GaussianMixture(NamedTuple):
     loc: Array
     root: Array
 
+    @property
     def mean(self) -> Array:
-        """The mean of the mixture, ``(d,)``."""
+        """Means of the coordinates, ``(d,)``."""
         return matmul(jnp.exp(self.logits), self.loc)
 
+    @property
+    def sd(self) -> Array:
+        """Standard deviations of the coordinates, ``(d,)``."""
+        return jnp.sqrt(jnp.diagonal(self.covariance))
+
+    @property
     def covariance(self) -> Array:
-        """The covariance of the mixture, ``(d, d)``."""
-        weights, shift = jnp.exp(self.logits), self.loc - self.mean()
-        within = jax.vmap(lambda root: matmul(dense(root), dense(root).T))(self.root)
+        """The covariance, ``(d, d)``."""
+        weights, shift = jnp.exp(self.logits), self.loc - self.mean
+        within = jax.vmap(covariance)(self.root)
         return jnp.einsum("k,kab->ab", weights, within) + matmul(
             shift.T * weights, shift
         )
 
     def log_prob(self, theta: Array) -> Array:
-        """The log-density at ``theta``, shape ``(S, d)``; gives ``(S,)``."""
+        """The log-density at ``theta``, ``(..., d)``; gives ``(...)``."""
         return jax.nn.logsumexp(self.logits + component_log_prob(self, theta), axis=-1)
 
     def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -97,30 +108,11 @@ def draw(rng_key: Array, q: Gaussian | GaussianMixture, num_samples: int) -> Arr
     return family_of(q).sample(rng_key, q, (num_samples,))
 
 
-def dense(root: Array) -> Array:
-    """A root as a matrix ``(d, d)``."""
-    return jnp.diag(root) if root.ndim == 1 else root
-
-
 def component_log_prob(q: GaussianMixture, theta: Array) -> Array:
-    """The log-density of each component at ``theta``, ``(S, d)``; gives ``(S, K)``."""
-
-    def one(loc: Array, root: Array) -> Array:
-        shift = theta - loc
-        if root.ndim == 1:
-            z, log_volume = shift / root, jnp.sum(jnp.log(root))
-        else:
-            # The triangular root of the same covariance: |z| is that of any.
-            lower = jnp.linalg.qr(root.T, mode="r").T
-            z = solve_triangular(lower, shift.T, lower=True).T
-            log_volume = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(lower))))
-        return (
-            -0.5 * jnp.sum(jnp.square(z), axis=-1)
-            - log_volume
-            - 0.5 * len(loc) * math.log(2.0 * math.pi)
-        )
-
-    return jax.vmap(one, out_axes=-1)(q.loc, q.root)
+    """The log-density of each component at ``theta``, ``(..., d)``; gives ``(..., K)``."""
+    return jax.vmap(log_density, in_axes=(0, 0, None), out_axes=-1)(
+        q.loc, q.root, theta
+    )
 
 
 def triangular(q: GaussianMixture) -> GaussianMixture:

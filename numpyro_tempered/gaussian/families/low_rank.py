@@ -3,6 +3,7 @@ r"""Gaussians whose precision is diagonal plus low rank, q = N(loc, (diag(D) + U
 The precision, not the covariance, has this form: data add to it. Every operation is O(d k²).
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -39,6 +40,29 @@ class LowRank(NamedTuple):
     loc: Array
     precision_diag: Array
     precision_factor: Array
+
+    @property
+    def mean(self) -> Array:
+        """Means of the coordinates, ``(d,)``."""
+        return self.loc
+
+    @property
+    def sd(self) -> Array:
+        """Standard deviations of the coordinates, ``(d,)``."""
+        return marginal_scale(self)
+
+    @property
+    def covariance(self) -> Array:
+        """The covariance, ``(d, d)``."""
+        return times_covariance(self, jnp.eye(len(self.loc), dtype=self.loc.dtype))
+
+    def log_prob(self, theta: Array) -> Array:
+        """The log-density at ``theta``, ``(..., d)``; gives ``(...)``."""
+        return log_density(self, theta)
+
+    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws of shape ``sample_shape + (d,)``."""
+        return sample(rng_key, self, sample_shape)
 
 
 class Memory(NamedTuple):
@@ -178,6 +202,12 @@ def log_det_precision(q: LowRank) -> Array:
     )
 
 
+def log_density(q: LowRank, theta: Array) -> Array:
+    """The log-density at ``theta``, ``(..., d)``, in O(d k)."""
+    constant = len(q.loc) * math.log(2.0 * math.pi)
+    return 0.5 * (log_det_precision(q) - constant - quadratic_form(q, theta))
+
+
 def kl(q: LowRank, p: LowRank) -> Array:
     r"""Kullback-Leibler divergence KL(q, p) in nats, in O(d k²)."""
     # tr(P_p Σ_q) = Σ D_p diag(Σ_q) + tr(U_pᵀ Σ_q U_p).
@@ -187,7 +217,7 @@ def kl(q: LowRank, p: LowRank) -> Array:
     return 0.5 * (trace + quadratic_form(p, q.loc) - q.loc.shape[0] + logs)
 
 
-def start(q: LowRank) -> Memory:
+def init(q: LowRank) -> Memory:
     """Mean, diagonal and factor of ``q`` as sums that natural-gradient steps add to."""
     return Memory(*(CompensatedSum.start(leaf) for leaf in q))
 
@@ -294,7 +324,7 @@ FAMILY = base.Family(
     # A step carries a factor that is not finite into the mean.
     witness=lambda q: q.loc + q.precision_diag,
     marginal_scale=marginal_scale,
-    start=start,
+    init=init,
     natural_step=natural_step,
     floor=lambda q, grad_var: grad_var.floor(),
     merge=merge,

@@ -22,6 +22,7 @@ from numpyro_tempered.gaussian.families.base import (
     Gain,
     Sample,
     as_floating,
+    log_density,
     register,
     sampler,
 )
@@ -46,6 +47,29 @@ class MeanField(NamedTuple):
 
     loc: Array
     scale: Array
+
+    @property
+    def mean(self) -> Array:
+        """Means of the coordinates, ``(d,)``."""
+        return self.loc
+
+    @property
+    def sd(self) -> Array:
+        """Standard deviations of the coordinates, ``(d,)``."""
+        return self.scale
+
+    @property
+    def covariance(self) -> Array:
+        """The covariance, ``(d, d)``."""
+        return jnp.diag(jnp.square(self.scale))
+
+    def log_prob(self, theta: Array) -> Array:
+        """The log-density at ``theta``, ``(..., d)``; gives ``(...)``."""
+        return log_density(self.loc, self.scale, theta)
+
+    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws of shape ``sample_shape + (d,)``."""
+        return sample(rng_key, self, sample_shape)
 
 
 class Natural(NamedTuple):
@@ -180,7 +204,7 @@ class Memory(NamedTuple):
     precision: CompensatedSum
 
 
-def start(q: MeanField) -> Memory:
+def init(q: MeanField) -> Memory:
     """Mean and precision of ``q`` as sums that natural-gradient steps add to."""
     return Memory(
         CompensatedSum.start(q.loc), CompensatedSum.start(1.0 / jnp.square(q.scale))
@@ -276,7 +300,7 @@ FAMILY = Family(
     curvature_form="diagonal",
     witness=lambda q: q.loc + q.scale,
     marginal_scale=lambda q: q.scale,
-    start=start,
+    init=init,
     natural_step=natural_step,
     floor=floor,
     merge=merge,

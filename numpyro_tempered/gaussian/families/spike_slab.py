@@ -1,7 +1,9 @@
 r"""Spike and slab family, q_j = φ_j N(m_j, σ_j²) + (1 - φ_j) δ_0 with independent coordinates."""
 
+import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
@@ -39,6 +41,48 @@ class SpikeSlab(NamedTuple):
         return self.probs * (
             jnp.square(self.scale) + (1.0 - self.probs) * jnp.square(self.loc)
         )
+
+    @property
+    def sd(self) -> Array:
+        """Standard deviations of the coordinates, ``(d,)``."""
+        return jnp.sqrt(self.variance)
+
+    @property
+    def covariance(self) -> Array:
+        """The covariance, ``(d, d)``."""
+        return jnp.diag(self.variance)
+
+    def log_prob(self, theta: Array) -> Array:
+        """The log-density at ``theta``, ``(..., d)``, over point masses at 0 plus Lebesgue measure; ``(...)``."""
+        return jnp.sum(log_density(self, theta), axis=-1)
+
+    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws of shape ``sample_shape + (d,)``."""
+        gate_key, slab_key = jax.random.split(rng_key)
+        return draw(self, gate_key, slab_key, sample_shape + self.loc.shape)
+
+
+def log_density(q: SpikeSlab, theta: Array) -> Array:
+    """The log-density of each coordinate, with respect to the point mass at 0 plus Lebesgue measure."""
+    off = jnp.equal(theta, 0.0)
+    z = (theta - q.loc) / q.scale
+    slab = -0.5 * z**2 - jnp.log(math.sqrt(2.0 * math.pi) * q.scale)
+    # Each branch is kept away from the other's log 0, whose gradient would be NaN.
+    return jnp.where(
+        off,
+        jnp.log1p(-jnp.where(off, q.probs, 0.5)),
+        jnp.log(jnp.where(off, 0.5, q.probs)) + slab,
+    )
+
+
+def draw(
+    q: SpikeSlab, gate_key: Array, slab_key: Array, shape: tuple[int, ...]
+) -> Array:
+    """Draws, of gates and of slabs."""
+    slab = q.loc + q.scale * jax.random.normal(slab_key, shape, q.loc.dtype)
+    # A uniform draw is below 1: a coordinate of probability 1 is always in.
+    gate = jax.random.uniform(gate_key, shape, q.loc.dtype) < q.probs
+    return jnp.where(gate, slab, 0.0)
 
 
 def kl(q: SpikeSlab, p: SpikeSlab) -> Array:

@@ -63,17 +63,12 @@ class LowRankPrecisionNormal(dist.Distribution):
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws, shape ``sample_shape + (d,)``."""
-        return low_rank.sample(key, self._q, sample_shape)
+        return self._q.sample(key, sample_shape)
 
     @validate_sample
     def log_prob(self, value: Array) -> Array:
         """Log-density over the last axis of ``value``."""
-        constant = self.event_shape[0] * math.log(2.0 * math.pi)
-        return 0.5 * (
-            low_rank.log_det_precision(self._q)
-            - constant
-            - low_rank.quadratic_form(self._q, value)
-        )
+        return self._q.log_prob(value)
 
     @property
     def mean(self) -> Array:
@@ -83,7 +78,7 @@ class LowRankPrecisionNormal(dist.Distribution):
     @property
     def variance(self) -> Array:
         """Marginal variances."""
-        return jnp.square(low_rank.marginal_scale(self._q))
+        return jnp.square(self._q.sd)
 
     @property
     def precision_matrix(self) -> Array:
@@ -95,9 +90,7 @@ class LowRankPrecisionNormal(dist.Distribution):
     @property
     def covariance_matrix(self) -> Array:
         """The covariance itself, ``(d, d)``."""
-        return low_rank.times_covariance(
-            self._q, jnp.eye(self.event_shape[0], dtype=self.loc.dtype)
-        )
+        return self._q.covariance
 
     def entropy(self) -> Array:
         """Entropy in nats."""

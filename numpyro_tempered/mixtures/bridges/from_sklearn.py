@@ -33,7 +33,7 @@ VariationalMixture: TypeAlias = Any
 
 @key_first
 def from_sklearn(
-    rng_key: Array, model: VariationalMixture, x: ArrayLike, *, num_samples: int = 100
+    rng_key: Array, model: VariationalMixture, x: ArrayLike, *, num_draws: int = 100
 ) -> MixtureFit:
     r"""A fitted ``sklearn.mixture.BayesianGaussianMixture`` as a :class:`MixtureFit`, without any fitting.
 
@@ -69,13 +69,13 @@ def from_sklearn(
     - tied: those of ``tied_gaussian``. scikit-learn counts n / K data in the shared covariance where the
       posterior counts n: F is that of a factor that is too wide.
 
-    ``nt.mixtures.fit`` with the result as ``warm_start`` continues from there.
+    ``nt.mixtures.fit`` with the result as ``init`` continues from there.
 
     Args:
         rng_key: Key of the draws for E1.
         model: A fitted ``BayesianGaussianMixture``.
         x: The data that it was fitted to, ``(n, d)``.
-        num_samples: Draws for E1, each a pass over the data; 0 for none.
+        num_draws: Draws for E1, each a pass over the data; 0 for none.
 
     Returns:
         A :class:`MixtureFit` with alpha 1, whose trace is F alone.
@@ -93,11 +93,11 @@ def from_sklearn(
         >>> from sklearn.mixture import BayesianGaussianMixture
         >>> x = np.concatenate([np.linspace(0.0, 1.0, 30), np.linspace(9.0, 10.0, 20)])[:, None]
         >>> model = BayesianGaussianMixture(n_components=2, random_state=0).fit(x)
-        >>> fit = nt.mixtures.from_sklearn(jax.random.key(0), model, x, num_samples=0)  # without E1
+        >>> fit = nt.mixtures.from_sklearn(jax.random.key(0), model, x, num_draws=0)  # without E1
         >>> fit.counts.round().tolist()
         [30.0, 20.0]
     """
-    num_samples = check_count(num_samples, "num_samples", 0)
+    num_draws = check_count(num_draws, "num_draws", 0)
     _check(model)
     component, posterior = _form(model)
     data = prepare(x, component, None)
@@ -116,10 +116,10 @@ def from_sklearn(
     )
     problem = problem_of(data, settings, settings.num_components)
     fit = evaluate(
-        rng_key, source, problem, settings, Outcome(factors, history), num_samples
+        rng_key, source, problem, settings, Outcome(factors, history), num_draws
     )
     return fit._replace(
-        trace=np.array([fit.objective]), objectives=np.array([fit.objective])
+        trace=np.array([fit.objective]), restart_objectives=np.array([fit.objective])
     )
 
 

@@ -34,7 +34,7 @@ def polish(
     num_steps: int = 1000,
     optim: object | None = None,
     num_particles: int = 10,
-    num_samples: int = 1000,
+    num_draws: int = 1000,
     progress_bar: bool = False,
 ) -> TemperedFit:
     r"""Raise E1 from a fit by NumPyro's SVI, within the families of its factors.
@@ -55,7 +55,7 @@ def polish(
             A step of 0.02 moves positive arguments by 2 per cent, and locations by 0.02 posterior standard
             deviations.
         num_particles: Draws for a gradient.
-        num_samples: Draws for the bound at the end.
+        num_draws: Draws for the bound at the end.
         progress_bar: Show NumPyro's progress bar.
 
     Returns:
@@ -77,7 +77,7 @@ def polish(
         >>> x = np.array([[-1.2], [0.1], [1.1], [2.5]])
         >>> component = nt.mixtures.components.known_variance(1, prior_scale=2.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
-        >>> polished = nt.mixtures.polish(jax.random.key(1), fit, x, num_steps=300, num_samples=320)
+        >>> polished = nt.mixtures.polish(jax.random.key(1), fit, x, num_steps=300, num_draws=320)
         >>> polished.elbo.value > fit.bound.value
         True
     """
@@ -96,7 +96,7 @@ def polish(
         else optim,
         # The KL of many factors has a closed form, without noise.
         loss=TraceMeanField_ELBO(num_particles=num_particles),
-        num_particles=num_samples,
+        num_particles=num_draws,
         progress_bar=progress_bar,
     )
 

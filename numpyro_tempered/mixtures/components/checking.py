@@ -69,11 +69,14 @@ def check_component(
         >>> nt.mixtures.components.check_component(jax.random.key(0), component, [[0.0], [9.0], [1.0]])
     """
     rows = component.check(x)[:MAX_ROWS]
-    host = whole = np.asarray(rows, np.float64)
+    host = all_rows = np.asarray(rows, np.float64)
     form = components.missing_form(component, rows)._replace(prior=None)
     completes = form.location is not None and form.location.completed is not None
     if completes:
-        form, host = component._replace(prior=None), whole[~np.isnan(whole).any(axis=1)]
+        form, host = (
+            component._replace(prior=None),
+            all_rows[~np.isnan(all_rows).any(axis=1)],
+        )
     # Sums of squares about a mean end at 0, where they have no derivative.
     is_constant = np.array(
         [len(np.unique(column[~np.isnan(column)])) < 2 for column in host.T]
@@ -97,7 +100,7 @@ def check_component(
                 )
         if completes:
             form = component.with_missing()  # type: ignore[misc]
-            identities |= _completion_identities(form, prior, jnp.asarray(whole.T))
+            identities |= _completion_identities(form, prior, jnp.asarray(all_rows.T))
     for names, (left, right) in identities.items():
         _compare(component.name, names, left, right)
 
@@ -179,8 +182,13 @@ def _identities(
         fn = component.distribution(parameters)
         complete = jnp.where(jnp.isnan(rows), 0.0, rows)
         direct = jax.vmap(fn.log_prob, out_axes=1)(complete)
-        whole = ~jnp.any(jnp.isnan(rows), axis=1)
-        return jnp.where(whole, direct, log_density), log_density, log_ratio, likelihood
+        is_complete = ~jnp.any(jnp.isnan(rows), axis=1)
+        return (
+            jnp.where(is_complete, direct, log_density),
+            log_density,
+            log_ratio,
+            likelihood,
+        )
 
     direct, log_density, log_ratio, likelihood = jax.vmap(at_a_draw)(
         jax.random.split(rng_key, 5)

@@ -215,14 +215,14 @@ def _sequential(
 ) -> tuple[PartitionedState, Factor, _Record]:
     """One machine after the other, each from the posterior that it finds."""
 
-    def visit(
+    def advance(
         present: PartitionedState, inputs: tuple[Factor, tuple[Data, Array]]
     ) -> tuple[PartitionedState, Factor]:
         factor, (data, on) = inputs
         after = pvi.refit(factor, present, *data, mask=on, rng_key=rng_key)
         return pvi.combine(present, after.change), after
 
-    combined, after = jax.lax.scan(visit, state, (factors, rows))
+    combined, after = jax.lax.scan(advance, state, (factors, rows))
     return combined, after, _record(state, combined, after.change)
 
 

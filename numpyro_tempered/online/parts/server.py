@@ -40,12 +40,12 @@ def combine(state: PartitionedState, changes: Changes) -> PartitionedState:
         jax.tree.map(lambda leaf: leaf[None], c) if c.part.ndim == 0 else c
         for c in sequence
     ]
-    whole = (
+    joined = (
         stacked[0]
         if len(stacked) == 1
         else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *stacked)
     )
-    return _combine(state, whole)
+    return _combine(state, joined)
 
 
 def _check_change(change: Change, state: PartitionedState) -> None:
@@ -126,21 +126,21 @@ def _is_finite(changes: Change) -> Array:
 def _sort(state: PartitionedState, changes: Change) -> tuple[Array, PartitionedState]:
     """Which changes are the next of their machines, and the state with all of them counted."""
     num_parts = state.rounds.shape[0]
-    alike = (
+    of_state = (
         (changes.prior == checksum(state.prior))
         & (changes.part >= 0)
         & (changes.part < num_parts)
     )
 
     def arrive(rounds: Array, row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        part, number, is_alike = row
-        fresh = is_alike & (number == rounds[part] + 1)
+        part, number, is_of_state = row
+        fresh = is_of_state & (number == rounds[part] + 1)
         return rounds.at[part].add(fresh.astype(rounds.dtype)), fresh
 
     rounds, fresh = jax.lax.scan(
-        arrive, state.rounds, (changes.part, changes.round, alike)
+        arrive, state.rounds, (changes.part, changes.round, of_state)
     )
-    repeated = alike & ~fresh & (changes.round <= rounds[changes.part])
+    repeated = of_state & ~fresh & (changes.round <= rounds[changes.part])
     return fresh, state._replace(
         rounds=rounds,
         duplicates=state.duplicates + jnp.sum(repeated, dtype=jnp.int32),

@@ -68,7 +68,7 @@ def search(
     def step(p: Gaussian, at_p: Evaluation, size: Array) -> Gaussian:
         gain = Gain(size * rate, 1.0 - size, size)
         trial, _ = family.natural_step(
-            family.start(p), p, anchor, at_p.grad_loc, at_p.grad_var, gain
+            family.init(p), p, anchor, at_p.grad_loc, at_p.grad_var, gain
         )
         return family.canonical(trial)
 

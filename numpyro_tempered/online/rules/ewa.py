@@ -61,7 +61,7 @@ def ewa(step_size: rules.StepSize) -> rules.Rule:
                 "out the correlations. Give it FullRank(loc, scale_tril), or take ngvi."
             )
         prior = rules.check_prior(prior)
-        return rules.start(prior, prior, memory=family_of(prior).start(prior))
+        return rules.start(prior, prior, memory=family_of(prior).init(prior))
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior

@@ -96,7 +96,7 @@ def ngvi(
         if inflate is not None:
             require(prior, "from_root", "random_walk")
         q = rules.project(prior, box)
-        return rules.start(prior, q, memory=family_of(q).start(q))
+        return rules.start(prior, q, memory=family_of(q).init(q))
 
     def curvature_of(
         q: Gaussian, evaluation: Evaluation
@@ -116,13 +116,13 @@ def ngvi(
         )
         if inflate is not None:
             argmin = family.inflate(argmin, inflate(state.count + 1, q))
-            memory = family.start(argmin)
+            memory = family.init(argmin)
         if box is None:
             return rules.advance(state, argmin, memory, floored)
         # The next round starts from the projected q.
         q = rules.project(argmin, box)
         memory = (
-            family.start(q)
+            family.init(q)
             if family.clip_memory is None
             else family.clip_memory(memory, q, box.scale)
         )

@@ -232,7 +232,7 @@ def _narrow(anchor: Gaussian, x: Array) -> Gaussian:
     curvature = family.covariance_gradient(
         anchor, x, jnp.full(x.shape[:1], 0.5, anchor.loc.dtype)
     )
-    memory, no_loc = family.start(anchor), jnp.zeros_like(anchor.loc)
+    memory, no_loc = family.init(anchor), jnp.zeros_like(anchor.loc)
     return family.canonical(
         family.natural_step(memory, anchor, anchor, no_loc, curvature, Gain(one, one))[
             0

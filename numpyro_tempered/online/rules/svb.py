@@ -120,6 +120,6 @@ def _towards(q: Q, prior: Q, share: Scalar) -> Q:
     )
     gain = Gain(0.0, 1.0 - share, share)
     mixed, _ = family.natural_step(
-        family.start(q), q, prior, jnp.zeros_like(q.loc), nothing, gain
+        family.init(q), q, prior, jnp.zeros_like(q.loc), nothing, gain
     )
     return family.canonical(mixed)

@@ -218,11 +218,11 @@ def id_words(ids: object) -> Numbers:
         raise TypeError(f"{_EXPECTED}, got {ids.dtype}.")
     array = np.asarray(ids)
     if array.dtype.kind not in "iu":
-        array = np.array([_whole(entry) for entry in array], np.uint64)
+        array = np.array([_as_uint64(entry) for entry in array], np.uint64)
     return array.astype("<u8")[..., None].view("<u4")
 
 
-def _whole(entry: object) -> int:
+def _as_uint64(entry: object) -> int:
     """Return an entry that is a whole number, modulo 2^64."""
     advice = ""
     if isinstance(entry, float | np.floating):

@@ -197,10 +197,12 @@ def _common_outcome(outcomes: Array, lost: np.ndarray) -> list[str]:
     if values.dtype.kind not in "bif":
         return []
     distinct = np.unique(values[np.isfinite(values)])
-    whole = [f"{value:g}" for value in distinct if np.all(lost[values[:, 0] == value])]
+    lost_outcomes = [
+        f"{value:g}" for value in distinct if np.all(lost[values[:, 0] == value])
+    ]
     return (
-        [f"all those of outcome {', '.join(whole)}"]
-        if whole and distinct.size <= MAX_OUTCOMES
+        [f"all those of outcome {', '.join(lost_outcomes)}"]
+        if lost_outcomes and distinct.size <= MAX_OUTCOMES
         else []
     )
 

@@ -51,11 +51,11 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
             f"{rule.name} with these options holds no evidence that adds up, so two posteriors do not merge. "
             "Without forget, box, finite evidence and standardise, ewa, ngvi() and rvga() merge."
         )
-    if not _alike(a.memory, family_of(a.prior).start(a.prior)):
+    if not _same_structure(a.memory, family_of(a.prior).init(a.prior)):
         raise TypeError(
             f"the memory of {rule.name} holds more than the posterior, and does not merge."
         )
-    if not _alike(a, b) or not _equal(a.prior, b.prior):
+    if not _same_structure(a, b) or not _equal(a.prior, b.prior):
         raise ValueError(
             f"the two runs must start from the same prior, got {a.prior} and {b.prior}."
         )
@@ -76,7 +76,7 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
         for name in ("count", "rejected", "floored", "jumps")
     }
     memory, max_move = (
-        family_of(posterior).start(posterior),
+        family_of(posterior).init(posterior),
         jnp.maximum(a.max_move, b.max_move),
     )
     return a._replace(
@@ -88,7 +88,7 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
     )
 
 
-def _alike(a: object, b: object) -> bool:
+def _same_structure(a: object, b: object) -> bool:
     return jax.tree.structure(a) == jax.tree.structure(b)  # type: ignore[operator]
 
 

@@ -26,7 +26,11 @@ from numpyro_tempered.online.streams.files import (
     readable,
     write_arrays,
 )
-from numpyro_tempered.online.streams.processes import alike, exchange, is_shared_out
+from numpyro_tempered.online.streams.processes import (
+    exchange,
+    is_shared_out,
+    on_all_processes,
+)
 
 T = TypeVar("T")
 FORMAT, VERSION = "numpyro_tempered part of a state", 1
@@ -44,13 +48,13 @@ def save_together(
     data = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves]
     if not any(map(is_shared_out, data)):
         arrays = [as_bytes(leaf) for leaf in data]
-        alike(
+        on_all_processes(
             lambda: (
                 write_arrays(path, header, arrays) if jax.process_index() == 0 else None
             )
         )
         return
-    number, _ = _newest(_saves(Path(path), whole=False))
+    number, _ = _newest(_saves(Path(path), with_arrays=False))
     token = exchange(secrets.token_hex(8))[0]
     shards = [_shards(leaf) for leaf in data]
     flat = [array for each in shards for array in each.values()]
@@ -64,7 +68,9 @@ def save_together(
         "leaves": [kind_of(array) for array in flat],
     }
     file = _part(Path(path), number + 1)
-    alike(lambda: write_arrays(file, part, [as_bytes(array) for array in flat]))
+    on_all_processes(
+        lambda: write_arrays(file, part, [as_bytes(array) for array in flat])
+    )
 
 
 def restore_together(path: str | os.PathLike[str], like: T) -> T:
@@ -79,7 +85,7 @@ def restore_together(path: str | os.PathLike[str], like: T) -> T:
         jax.random.key_data(leaf) if is_key(leaf) else leaf
         for leaf in jax.tree.leaves(like)
     ]
-    present = _saves(Path(path), whole=True)
+    present = _saves(Path(path), with_arrays=True)
     save = _newest(present)
 
     def read() -> list[Array]:
@@ -88,7 +94,7 @@ def restore_together(path: str | os.PathLike[str], like: T) -> T:
         header, arrays = present[save]
         return _leaves(path, header, list(arrays), like, like_data)
 
-    data = alike(read)
+    data = on_all_processes(read)
     leaves = [
         jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
         if is_key(leaf)
@@ -107,13 +113,13 @@ def _part(path: Path, number: int, process: str | None = None) -> Path:
 
 
 def _saves(
-    path: Path, *, whole: bool
+    path: Path, *, with_arrays: bool
 ) -> dict[tuple[int, str], tuple[dict, list[np.ndarray]]]:
     """The saves of which this process has a part that can be read."""
     present = {}
     for turn in range(2):
         try:
-            if whole:
+            if with_arrays:
                 header, arrays = read_file(_part(path, turn), "a part of a state")
             else:
                 # NumPy leaves a damaged file open that it has opened itself.

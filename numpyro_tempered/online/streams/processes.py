@@ -11,10 +11,15 @@ from typing import NamedTuple, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.processes import spans_processes, to_host
+from numpyro_tempered.core.processes import (
+    automatic_mesh,
+    has_mesh,
+    spans_processes,
+    to_host,
+)
 from numpyro_tempered.core.typing import Array, PyTree
 
 T = TypeVar("T")
@@ -30,50 +35,27 @@ def is_shared_out(leaf: object) -> bool:
     return spans_processes(leaf) and not leaf.is_fully_replicated  # type: ignore[attr-defined]
 
 
-def whole(values: T, like: PyTree = None) -> T:
+def replicate(values: T, like: PyTree = None) -> T:
     """A tree whose every array all processes hold in full, but for those of which ``like`` has parts."""
 
-    def replicate(leaf: object, before: object = None) -> object:
+    def replicate_leaf(leaf: object, before: object = None) -> object:
         if not is_shared_out(leaf) or is_shared_out(before):
             return leaf
         return jax.device_put(leaf, NamedSharding(leaf.sharding.mesh, PartitionSpec()))  # type: ignore[attr-defined]
 
     return (
-        jax.tree.map(replicate, values)
+        jax.tree.map(replicate_leaf, values)
         if like is None
-        else jax.tree.map(replicate, values, like)
+        else jax.tree.map(replicate_leaf, values, like)
     )
 
 
-def automatic(values: T) -> T:
-    """The same arrays under meshes whose axes the compiler shards.
-
-    Under a mesh with explicit axes, which newer jax makes by default, each operation would have to name the
-    sharding of its result.
-    """
+def automatic_meshes(values: T) -> T:
+    """A tree of arrays after :func:`automatic_mesh`."""
     # A round in a loop of Python must not wait for this.
-    if not any(map(_has_mesh, jax.tree.leaves(values))):
+    if not any(map(has_mesh, jax.tree.leaves(values))):
         return values
-
-    def convert(leaf: object) -> object:
-        if not _has_mesh(leaf):
-            return leaf
-        former, spec = leaf.sharding.mesh, leaf.sharding.spec  # type: ignore[attr-defined]
-        if former.size == 1 and leaf.is_fully_addressable:  # type: ignore[attr-defined]
-            # JAX takes one mesh of a device for another of the same, and changes nothing.
-            return leaf.addressable_shards[0].data  # type: ignore[attr-defined]
-        mesh = Mesh(former.devices, former.axis_names)
-        return (
-            leaf if mesh == former else jax.device_put(leaf, NamedSharding(mesh, spec))
-        )
-
-    return jax.tree.map(convert, values)
-
-
-def _has_mesh(leaf: object) -> bool:
-    return not isinstance(leaf, jax.core.Tracer) and isinstance(
-        getattr(leaf, "sharding", None), NamedSharding
-    )
+    return jax.tree.map(automatic_mesh, values)
 
 
 def gather(row: np.ndarray) -> np.ndarray:
@@ -103,7 +85,7 @@ def exchange(message: str) -> list[str]:
     ]
 
 
-def alike(call: Callable[[], T]) -> T:
+def on_all_processes(call: Callable[[], T]) -> T:
     """Call a function on every process; where it raises on one, all raise what the first of them did."""
     result, failure = attempt(call)
     failures = exchange(failure)
@@ -144,7 +126,9 @@ class Placement(NamedTuple):
         """That of a chunk. An array whose rounds are cut is gathered: every process needs all of them."""
         if not spans_processes(chunk):
             return cls()
-        return cls(tuple(_by_round(leaf) for leaf in jax.tree.leaves(automatic(chunk))))
+        return cls(
+            tuple(_by_round(leaf) for leaf in jax.tree.leaves(automatic_meshes(chunk)))
+        )
 
     def take(self, chunk: T) -> T:
         """The part of a chunk that this process holds, on the host.
@@ -160,7 +144,7 @@ class Placement(NamedTuple):
             )
         if not self.shardings:
             return chunk
-        leaves, tree = jax.tree.flatten(automatic(chunk))
+        leaves, tree = jax.tree.flatten(automatic_meshes(chunk))
         pairs = zip(leaves, self.shardings, strict=True)
         return jax.tree.unflatten(
             tree, [to_host(leaf) if s is None else _local(leaf) for leaf, s in pairs]
@@ -207,7 +191,7 @@ def check_pieces(check: Callable[..., None], *values: PyTree) -> None:
         for part in parts:
             check(*part)
 
-    alike(run)
+    on_all_processes(run)
 
 
 def _pieces(values: tuple) -> list[tuple]:
@@ -284,9 +268,9 @@ def prepare(
         ValueError: If the state is one for all processes, and each passes other data, or the data are, and each
             passes another state.
     """
-    data, mask = automatic(data), automatic(mask)
+    data, mask = automatic_meshes(data), automatic_meshes(mask)
     # A state has many arrays, and a round on one device must not look at each.
-    state = automatic(state) if jax.device_count() > 1 else state
+    state = automatic_meshes(state) if jax.device_count() > 1 else state
     if jax.process_count() > 1 and not is_traced(state, data, mask):
         if spans_processes(data, mask):
             check_start(state, rng_key)

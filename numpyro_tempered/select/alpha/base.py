@@ -274,6 +274,11 @@ class AlphaChoice(NamedTuple):
     advice: str
     coverage: CoverageCheck | None = None
 
+    @property
+    def selected(self) -> float:
+        """The chosen power, ``alpha``, by the name that selections share."""
+        return self.alpha
+
 
 class Fits(NamedTuple):
     """The posteriors of a grid of A alphas.

@@ -10,7 +10,8 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, dense
+from numpyro_tempered.gaussian.families.base import dense
+from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.guides.heavy_tails import MultivariateStudentT
 from numpyro_tempered.infer.guides.student_t import DF

@@ -250,8 +250,8 @@ def test_moments_and_draws_of_a_mixture():
     covariance = np.einsum("k,kab->ab", WEIGHTS, COVARIANCES) + np.einsum(
         "k,ka,kb->ab", WEIGHTS, apart, apart
     )
-    np.testing.assert_allclose(q.mean(), mean, rtol=1e-5)
-    np.testing.assert_allclose(q.covariance(), covariance, rtol=1e-5)
+    np.testing.assert_allclose(q.mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(q.covariance, covariance, rtol=1e-5)
     draws = np.asarray(q.sample(jax.random.key(0), (40_000,)))
     assert q.sample(jax.random.key(0)).shape == (2,)
     np.testing.assert_allclose(draws.mean(axis=0), mean, atol=0.05)

@@ -165,7 +165,7 @@ def test_one_row_is_an_update_of_rank_one(x64):
     q, x = full(8), np.random.default_rng(2).normal(size=D)
     add_row = jax.jit(
         lambda weight: full_rank.add_row(
-            full_rank.start(q).factor, jnp.asarray(x), weight
+            full_rank.init(q).factor, jnp.asarray(x), weight
         )
     )
     for weight in (3.0, -0.5 / float(x @ covariance(q) @ x)):
@@ -184,7 +184,7 @@ def test_a_block_of_rows_is_one_update(num_rows, x64):
     weights[1] = -0.01
     add = jax.jit(
         lambda x, weights: full_rank.add_rows(
-            full_rank.start(q).factor, Rows(x, weights)
+            full_rank.init(q).factor, Rows(x, weights)
         )
     )
     value = np.asarray(add(jnp.asarray(x), jnp.asarray(weights)).value)
@@ -199,7 +199,7 @@ def test_blocks_add_what_is_below_the_rounding_of_the_factor():
     rng = np.random.default_rng(4)
     x = rng.normal(size=(2 * D, D)).astype(np.float32)
     block = Rows(jnp.asarray(x), jnp.full(2 * D, 1e-9, jnp.float32))
-    start = full_rank.start(
+    start = full_rank.init(
         FullRank(jnp.zeros(D, jnp.float32), jnp.eye(D, dtype=jnp.float32))
     ).factor
 
@@ -329,7 +329,7 @@ def test_functions_keep_float32(make):
     def results(q):
         x = jnp.ones((2, D), jnp.float32)
         rows = Rows(x, jnp.ones(2, jnp.float32))
-        step, memory = family.natural_step(family.start(q), q, q, x[0], rows, Gain(0.5))
+        step, memory = family.natural_step(family.init(q), q, q, x[0], rows, Gain(0.5))
         scale = MeanField(q.loc, family.marginal_scale(q)).scale
         return step, memory, family.kl(q, step), family.predictor_variance(q, x), scale
 

@@ -37,7 +37,7 @@ def test_a_step_keeps_a_part_of_the_precision_and_is_pulled_to_the_prior(
     def step(q, prior):
         family = family_of(q)
         return family.natural_step(
-            family.start(q), q, prior, FORCE, Rows(X, WEIGHTS), Gain(0.5, keep, pull)
+            family.init(q), q, prior, FORCE, Rows(X, WEIGHTS), Gain(0.5, keep, pull)
         )[0]
 
     after = step(*(jax.tree.map(jnp.asarray, each) for each in (q, prior)))

@@ -105,7 +105,7 @@ def test_a_step_of_rows_of_either_sign_is_exact_within_the_span(x64):
     def step(weights):
         grad_var = Rows(jnp.asarray(rows), weights)
         return family_of(q).natural_step(
-            family_of(q).start(q), q, q, jnp.asarray(force), grad_var, Gain(0.5)
+            family_of(q).init(q), q, q, jnp.asarray(force), grad_var, Gain(0.5)
         )[0]
 
     ours, exact = step(weights), 2 * np.eye(D) + outer(root) + (rows.T * weights) @ rows

@@ -57,7 +57,9 @@ def test_the_report(choice):
     table = nt.table(choice.data)
     assert table.index.tolist() == ALPHAS
     assert table["selected"].sum() == 1
-    assert table.index[table["selected"]][0] == choice.alpha == float(choice.fit.alpha)
+    assert (
+        table.index[table["selected"]][0] == choice.selected == float(choice.fit.alpha)
+    )
     assert {
         "criterion",
         "criterion_se",

@@ -10,7 +10,7 @@ from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.ascent import (
     History,
     Limits,
-    Visit,
+    PassState,
     check_finite,
     for_keys,
     for_restarts,
@@ -33,7 +33,7 @@ COMMON_ROUNDING = 1e-4
 MOVES = 2**20
 
 
-def climb(
+def coordinate_ascent(
     rng_key: Array,
     source: Source,
     problem: MixtureProblem,
@@ -87,7 +87,7 @@ def climb(
 
 def ascend(
     source: Source, problem: MixtureProblem, factors: Factors, limits: Limits
-) -> Ascent[Visit[Factors]]:
+) -> Ascent[PassState[Factors]]:
     """All starts to their ends; with sums about 0 where rows are many and these keep their digits."""
     location, component = source.data.component.location, source.data.component
     # Where missing entries depend on others, no statistics are common: each component completes rows in its way.
