@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.processes import to_host
@@ -143,20 +142,6 @@ def scales_beside_alpha(trace: Trace) -> dict[str, float | None]:
     }
 
 
-class refuse_subsampling(Messenger):
-    """Raises for a plate that holds a part of its data."""
-
-    def process_message(self, msg: Site) -> None:
-        """Check a plate."""
-        if _is_subsampled(msg):
-            size, subsample_size = msg["args"]
-            raise ValueError(
-                f"plate {msg['name']!r} subsamples {subsample_size} of {size}: an online rule takes the "
-                "data it is given as they are. Give the plate the size of the batch; for "
-                "subsamples of data that stay take fit_svi."
-            )
-
-
 # Distributions whose log-density has a kink at their location, where no derivative finds the curvature.
 KINKED = dist.Laplace | dist.AsymmetricLaplace | dist.AsymmetricLaplaceQuantile
 
@@ -195,24 +180,6 @@ def check_values(site: Site) -> None:
     """
     check_shape(site)
     jax.eval_shape(lambda: untempered_log_prob(site))
-
-
-def check_likelihood(trace: Trace, *, prior_factors: bool = False) -> None:
-    """Raise ValueError where a trace has prior terms among its data (unless they may be), params, or no data."""
-    factors = [name for name, site in trace.items() if site.get(PRIOR_FACTOR)]
-    if factors and not prior_factors:
-        raise ValueError(
-            f"sites {factors} are prior terms, of a reparameterisation or by temper's `factors`: an online rule "
-            "holds the prior in its Gaussian and would count them in every round. Give it the model without."
-        )
-    if params := [name for name, site in trace.items() if site["type"] == "param"]:
-        raise ValueError(
-            f"the model has params {params}, which do not change: give them a prior, or fit them by fit_svi."
-        )
-    if not likelihood_sites(trace):
-        raise ValueError(
-            "the model has no observed site: pass the data that it conditions on."
-        )
 
 
 def replicate(
@@ -282,10 +249,10 @@ def observed_values(trace: Trace) -> dict[str, Array]:
 
 def subsamples(trace: Trace) -> bool:
     """Whether a plate of the trace holds a part of its data."""
-    return any(map(_is_subsampled, trace.values()))
+    return any(map(is_subsampled, trace.values()))
 
 
-def _is_subsampled(site: Site) -> bool:
+def is_subsampled(site: Site) -> bool:
     """Whether a site is a plate that holds a part of its data."""
     return site["type"] == "plate" and site["args"][1] not in (None, site["args"][0])
 

@@ -25,8 +25,8 @@ from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.descent.minimise_mixture import minimise_mixture
 from numpyro_tempered.gaussian.descent.mixture_energy import normal_nodes, reweigh
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, dense
-from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import Trace
+from numpyro_tempered.handlers.requirements import whole_plates
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.coordinates import MAX_LATENTS
 from numpyro_tempered.infer.flat_gaussian import flat_latents, params_at_start
@@ -173,7 +173,7 @@ def _check_model(
     model: temper, latents: Latents, at: Array, args: tuple, kwargs: dict
 ) -> None:
     def trace_at(flat: Array) -> Trace:
-        with handlers.block(), likelihood.refuse_subsampling():
+        with handlers.block(), whole_plates():
             return trace_unconstrained(model, latents.unpack(flat), args, kwargs)
 
     with numpyro.validation_enabled(False):

@@ -21,7 +21,8 @@ from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import model_arguments
-from numpyro_tempered.handlers.model_loss import model_loss
+from numpyro_tempered.handlers.model_loss import ONLINE, model_loss
+from numpyro_tempered.handlers.requirements import require, whole_plates
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_start
 from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.online.streams.processes import automatic
@@ -45,7 +46,7 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
         ValueError: If a plate subsamples, nothing is observed, a latent is local, the model has params, or
             some factor is a prior term.
     """
-    with handlers.block(), likelihood.refuse_subsampling():
+    with handlers.block(), whole_plates():
         try:
             # Not under a transformation: a model may keep what it computes in its first run.
             trace = likelihood.get_trace(handlers.seed(model, rng_key), args, kwargs)
@@ -53,7 +54,7 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
             raise ValueError(
                 "a prior cannot be sampled (is it improper?): the online rules start at the prior."
             ) from error
-        likelihood.check_likelihood(trace)
+        require(trace, ONLINE)
         jax.eval_shape(lambda key: check_global(key, model, args, kwargs), rng_key)
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.handlers.likelihood import likelihood_sites, plain_arrays
+from numpyro_tempered.handlers.likelihood import plain_arrays
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.online import Losses
 from numpyro_tempered.report.draws import (
@@ -53,8 +54,7 @@ def run_of(
     run = Run(
         online.model, samples, args, kwargs, key, {"variational": variational}, attrs
     )
-    if not likelihood_sites(trace_at_first_draw(run)):
-        raise ValueError(
-            "the model has no observed site on these data: pass those of the run."
-        )
+    require(
+        trace_at_first_draw(run), {"data": " on these data: pass those of the run."}
+    )
     return run

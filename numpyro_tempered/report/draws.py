@@ -26,6 +26,7 @@ from numpyro_tempered.handlers.likelihood import (
     untempered_log_prob,
 )
 from numpyro_tempered.handlers.numpyro_private import arguments
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.robust import as_densities
 from numpyro_tempered.report.arviz import Dims, variable_name
 
@@ -125,8 +126,10 @@ def from_draws(
         automatic_mesh, model_arguments(as_run, model, args, kwargs, finite=False)
     )
     run = Run(model, samples, args, kwargs, rng_key, attrs={"algorithm": "draws"})
-    with _refuse_free_sites():
+    with _find_free_sites():
         trace = trace_at_first_draw(run)
+    fixed = {k for k, s in trace.items() if s["type"] == "param" and "is_free" not in s}
+    require({k: s for k, s in trace.items() if k not in fixed}, _FITTED)
     strange = sorted(set(samples) - {k for k, site in trace.items() if is_shown(site)})
     if strange:
         raise ValueError(
@@ -135,17 +138,18 @@ def from_draws(
     return run
 
 
-class _refuse_free_sites(Messenger):
-    """Refuse sites that neither the draws nor a handler of the model give a value."""
+_FITTED = {
+    "params": ", without fitted values: fix them by numpyro.handlers.substitute(model, data=params)."
+}
+
+
+class _find_free_sites(Messenger):
+    """Mark params, and refuse latents, that neither the draws nor a handler of the model give a value."""
 
     def process_message(self, msg: Site) -> None:
         if msg["value"] is not None:
             return
-        if msg["type"] == "param":
-            raise ValueError(
-                f"the model has a param {msg['name']!r}, without a fitted value: fix it by "
-                "numpyro.handlers.substitute(model, data=params)."
-            )
+        msg["is_free"] = True
         if msg["type"] == "sample":
             raise ValueError(
                 f"the draws hold no values of the latent site {msg['name']!r} of the model."

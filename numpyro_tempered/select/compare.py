@@ -11,7 +11,7 @@ from numpyro_tempered.core.result import DataSummary, Fit, fit_attrs
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.robust import divergences
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.report.arviz import (
     ArviZData,
     Dims,
@@ -28,6 +28,14 @@ from numpyro_tempered.theory.bounds import LogTrueDensity, tempered_certificate
 
 Name = TypeVar("Name", bound=Hashable)
 ADVICE = "compare ELBOs of the same data."
+_DENSITIES = ", and certificates are for densities of the data to the power alpha: leave out log_p0."
+_CERTIFIABLE = {
+    "params": ", chosen by the data, and a certificate needs a prior that was fixed before: give them one, or "
+    "leave out log_p0.",
+    "densities": _DENSITIES,
+    "no factors": _DENSITIES,
+    "no scales": _DENSITIES,
+}
 
 
 def compare(
@@ -364,27 +372,8 @@ def _check_certifiable(
     Raises:
         ValueError: If the ELBO is not that of a tempered likelihood under a prior that was fixed beforehand.
     """
-    params = [site for site, message in trace.items() if message["type"] == "param"]
-    if params:
-        raise ValueError(
-            f"the model of fits[{name!r}] has params {params}, chosen by the data, and a certificate needs a "
-            "prior that was fixed before: give them one, or leave out log_p0."
-        )
-    if losses := divergences(trace):
-        raise ValueError(
-            f"fits[{name!r}] has divergences at {sorted(losses)}, and certificates are for densities of the data "
-            "to the power alpha: leave out log_p0."
-        )
-    sites = likelihood.likelihood_sites(trace)
-    for site, message in sites.items():
-        if likelihood.is_factor(message) or not np.all(
-            to_host(likelihood.other_scale(message)) == 1.0
-        ):
-            raise ValueError(
-                f"site {site!r} of fits[{name!r}] is a factor or has a scale beside alpha, and certificates are "
-                "for densities of the data to the power alpha: leave out log_p0."
-            )
-    site, message = next(iter(sites.items()))
+    require(trace, _CERTIFIABLE, f"the model of fits[{name!r}]")
+    site, message = next(iter(likelihood.likelihood_sites(trace).items()))
     value, fn = to_host(observed.get(site)), message["fn"]
     clear = (
         len(observed) == value.ndim == 1

@@ -8,6 +8,7 @@ from numpyro import handlers
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.select.alpha.data_weights import find_data, log_lik_of_each
@@ -19,6 +20,17 @@ from numpyro_tempered.select.check.target import Target, target_of
 
 # In standard deviations of the posterior: further away it is no Gaussian, or the fit not at its optimum.
 MAX_DISTANCE = 1.0
+_ESTIMATED = ", which are estimated too, and have no posterior: give them priors."
+_NEEDS = {
+    "params": _ESTIMATED,
+    "states": _ESTIMATED,
+    "no scales": ", and the sandwich does not know whether such weights count copies or are those of a survey: "
+    "pass rows without weights.",
+}
+_SMOOTH = {
+    "smooth": ", where no derivative sees the curvature: take nt.alpha.check_coverage, which resamples the rows, "
+    "or a StudentT."
+}
 
 
 class FittedRows(NamedTuple):
@@ -51,18 +63,7 @@ def read_rows(
         ValueError: If it has none whose scores could be summed.
     """
     trace = target.trace
-    if params := [
-        name for name, site in trace.items() if site["type"] in ("param", "mutable")
-    ]:
-        raise ValueError(
-            f"the model has params {params}, which are estimated too, and have no posterior: give them priors."
-        )
-    sites = likelihood.likelihood_sites(trace)
-    if weights := sorted(likelihood.scales_beside_alpha(trace)):
-        raise ValueError(
-            f"the sites {weights} have a scale beside alpha, and the sandwich does not know whether such weights "
-            "count copies or are those of a survey: pass rows without weights."
-        )
+    require(trace, _NEEDS)
     alpha = likelihood.common_alpha(trace)
     if not isinstance(alpha, float):
         raise ValueError(
@@ -72,13 +73,7 @@ def read_rows(
         raise ValueError(
             "at alpha = 0 the fit is one to the prior, which no sample of data moves."
         )
-    if kinks := [
-        name for name, site in sites.items() if likelihood.has_kink(site["fn"])
-    ]:
-        raise ValueError(
-            f"the densities of {kinks} have a kink, where no derivative sees the curvature: take "
-            "nt.alpha.check_coverage, which resamples the rows, or a StudentT."
-        )
+    require(likelihood.likelihood_sites(trace), _SMOOTH)
     num_data, dim = find_data(trace, plate)
     dependence = read_dependence(groups, block, num_data)
     model, args, kwargs = (

@@ -533,11 +533,11 @@ def with_scale(y):
     [
         (
             with_scale,
-            "^site 'y' of fits\\['a'\\] is a factor or has a scale beside alpha, and certificates are for",
+            "^the model of fits\\['a'\\] has a scale beside alpha at \\['y'\\], and certificates are for",
         ),
         (
             lambda y: certified(y, also=lambda: numpyro.factor("f", 1.0)),
-            "^site 'f' of fits\\['a'\\] is a factor or",
+            "^'f' of the model of fits\\['a'\\] is a factor",
         ),
         (
             lambda y: certified(y, also=lambda: numpyro.param("w", 1.0)),
@@ -545,7 +545,7 @@ def with_scale(y):
         ),
         (
             nt.robust(certified, 0.3, unit=1.0),
-            "^fits\\['a'\\] has divergences at \\['y'\\], and certificates are for",
+            "^the model of fits\\['a'\\] has divergences at \\['y'\\], and certificates are for",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from numpyro_tempered.core.processes import all_finite, to_host
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.likelihood import get_trace, latent_sites
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
@@ -27,7 +28,6 @@ from numpyro_tempered.select.alpha.coverage_report import CoverageCheck
 from numpyro_tempered.select.alpha.data_weights import (
     find_data,
     log_lik_of_each,
-    refuse_powers,
     weigh_data,
 )
 from numpyro_tempered.select.alpha.dependence import Block, Dependence, read_dependence
@@ -88,7 +88,7 @@ class Task(ModelData):
                 raise ValueError(
                     f"observed site {name!r} has {bad} values that are NaN or infinite: leave them out."
                 )
-        refuse_powers(self.trace)
+        require(self.trace, {"no weights": ""})
         self.num_data, self.dim = find_data(self.trace, plate)
         self.dependence = read_dependence(groups, block, self.num_data)
         # Of sandwich.estimate_of, for all criteria.
@@ -129,10 +129,7 @@ class Task(ModelData):
         Raises:
             ValueError: If a latent is discrete.
         """
-        if self.discrete:
-            raise ValueError(
-                f"latent sites {self.discrete} are discrete: sum them out by nt.marginalize."
-            )
+        require(self.trace, {"continuous": ""})
         values = {
             name: site["value"] for name, site in latent_sites(self.trace).items()
         }

@@ -38,21 +38,6 @@ class weigh_data(Messenger):
         msg["scale"] = weights if msg["scale"] is None else weights * msg["scale"]
 
 
-def refuse_powers(trace: likelihood.Trace) -> None:
-    """Refuse a likelihood with powers or scales.
-
-    Raises:
-        ValueError: If a site has one.
-    """
-    for name, site in likelihood.likelihood_sites(trace).items():
-        power = likelihood.weight(site)
-        if jnp.ndim(power) or float(power) != 1.0:
-            raise ValueError(
-                f"observed site {name!r} has the power or scale {power} already: pass the model without temper "
-                "and handlers.scale."
-            )
-
-
 def find_data(trace: likelihood.Trace, plate: str | None) -> tuple[int, int]:
     """The number of data of a model, and the batch dimension along which they lie.
 

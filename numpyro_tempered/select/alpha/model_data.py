@@ -5,7 +5,6 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.initialization import init_to_feasible
@@ -15,12 +14,23 @@ from numpyro.infer.util import unconstrain_fn
 from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, base_distribution
+from numpyro_tempered.handlers.effects import PRIOR_FACTOR
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.report.arviz import Dims
 
 # From model to guide, MCMC kernel or OnlineVI.
 Method: TypeAlias = Callable[[Model], Any]
+_NEEDS = {
+    "data": "",
+    "latents": ", so there is no posterior to follow.",
+    "params": ", which would differ by alpha: give them a prior.",
+    "plates": ", and each alpha needs the log-likelihood of all data: leave subsample_size out.",
+    "proper": ", and alpha = 0 has no posterior: change it.",
+    "global": ", but the likelihood here is conditional on all latents: pass the model without local_plates.",
+    "chain and draw": "",
+    "alpha": "",
+}
 
 
 class ModelData:
@@ -67,37 +77,7 @@ class ModelData:
 
     def check(self, dims: Dims | None = None) -> None:
         """Raise for a model whose posterior does not exist at every power."""
-        if not likelihood.likelihood_sites(self.trace):
-            raise ValueError(
-                "the model has no observed site: pass the data that it conditions on."
-            )
-        if not self.latents:
-            raise ValueError(
-                "the model has no latent site, so there is no posterior to follow."
-            )
-        params = [name for name, site in self.trace.items() if site["type"] == "param"]
-        if params:
-            raise ValueError(
-                f"the model has params {params}, which would differ by alpha: give them a prior."
-            )
-        if likelihood.subsamples(self.trace):
-            raise ValueError(
-                "a plate of the model subsamples: each alpha needs the log-likelihood of all data."
-            )
-        for name, site in likelihood.latent_sites(self.trace).items():
-            if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
-                raise ValueError(
-                    f"the prior of {name!r} is improper, and alpha = 0 has no posterior: change it."
-                )
-            if LOCAL in site:
-                raise ValueError(
-                    f"temper scales {name!r} by its local_plates, but the likelihood here is conditional on all "
-                    "latents: pass the model without local_plates."
-                )
-            if name in ("alpha", "chain", "draw"):
-                raise ValueError(
-                    f"latent site {name!r} has the name of a dimension of the result: rename it."
-                )
+        require(self.trace, _NEEDS)
         unknown = sorted(set(dims or {}) - {*self.latents, *self.observed})
         if unknown:
             raise ValueError(

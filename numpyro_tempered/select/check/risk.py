@@ -13,7 +13,8 @@ from numpyro_tempered.core.checks import check_count, check_number, is_traced, k
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import PRIOR_FACTOR, base_distribution
+from numpyro_tempered.handlers.effects import base_distribution
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.infer.elbo import gaussian_of_laplace
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
@@ -33,6 +34,12 @@ _UNTRACEABLE = (
     TypeError,
     ValueError,
 )
+_NEEDS = {
+    "params": ", fitted, which no prior pays for: the bound would be too small. Give them priors.",
+    "no prior terms": ": the prior times these may not integrate to 1.",
+    "unscaled priors": ", and a power of a density does not integrate to 1: leave the latent sites out of "
+    "handlers.scale.",
+}
 
 
 @key_first
@@ -146,30 +153,10 @@ def check_prior(target: Target, fit: TemperedFit) -> None:
     Raises:
         ValueError: With the site, and what to do.
     """
-    params = [name for name, site in target.trace.items() if site["type"] == "param"]
-    if params:
-        raise ValueError(
-            f"the model has fitted params {params}, which no prior pays for: the bound would be too small. Give "
-            "them priors by numpyro.sample."
-        )
-    if factors := [
-        name for name, site in target.trace.items() if site.get(PRIOR_FACTOR)
-    ]:
-        raise ValueError(
-            f"sites {factors} are prior terms: the prior times these may not integrate to 1."
-        )
+    require(target.trace, _NEEDS)
     if fit.elbo.improper:
         raise ValueError(
             f"latent sites {list(fit.elbo.improper)} have a prior that does not integrate to 1."
-        )
-    scales = {
-        name: np.asarray(likelihood.other_scale(site))
-        for name, site in target.latents.items()
-    }
-    if scaled := [name for name, scale in scales.items() if np.any(scale != 1.0)]:
-        raise ValueError(
-            f"the priors of {scaled} have a scale, and a power of a density does not integrate to 1: leave the "
-            "latent sites out of handlers.scale."
         )
     if depends := prior_on_data(target):
         raise ValueError(

@@ -25,9 +25,10 @@ from numpyro_tempered.gaussian.families.gaussian_mixture import (
     triangular,
 )
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, Trace
+from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.likelihood import Site
 from numpyro_tempered.handlers.numpyro_private import unpacker
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.infer.antithetic import OrderedELBO
 from numpyro_tempered.infer.elbo import (
     gaussian_of_laplace,
@@ -43,6 +44,11 @@ from numpyro_tempered.select.check.moments import Moments, of_draws
 from numpyro_tempered.select.check.quadrature import moments_of
 
 BATCH = 64
+_NEEDS = {
+    "plates": ", and weights need all data: leave subsample_size out in the call, or make the model without it.",
+    "continuous": "",
+    "global": ": there is no joint density that the weights could compare with.",
+}
 
 
 class Target(NamedTuple):
@@ -129,25 +135,12 @@ def target_of(
         raise ValueError(
             f"the latent sites of the model are {sorted(latents)}, got draws of {sorted(values)}."
         )
-    if likelihood.subsamples(trace):
-        raise ValueError(
-            "a plate of the model holds a part of its data, and weights need all of them: leave subsample_size "
-            "out in the call, or make the model without it."
-        )
+    require(trace, _NEEDS)
     for name, site in latents.items():
         if site["fn"].shape() != np.shape(values[name]):
             shape = np.shape(values[name])
             raise ValueError(
                 f"a draw of {name!r} has shape {site['fn'].shape()} in the model, got draws of {shape}."
-            )
-        if site["fn"].support.is_discrete:
-            raise ValueError(
-                f"latent site {name!r} is discrete: sum it out by nt.marginalize."
-            )
-        if LOCAL in site:
-            raise ValueError(
-                f"latent site {name!r} is local, and its prior has the power of the likelihood: there is no "
-                "joint density that the weights could compare with."
             )
     shapes = jax.eval_shape(lambda v: unconstrain_fn(model, args, kwargs, v), values)
     _, unravel = ravel_pytree(

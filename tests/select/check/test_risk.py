@@ -227,7 +227,7 @@ def continuous(x, y):
     [
         (scaled_by_data, r"^the prior of.*computed from the data.*set aside for it"),
         (scaled_by_numpy, r"^the prior of.*computed from the data.*set aside for it"),
-        (with_param, r"^the model has.*fitted params.*them priors by numpyro.sample"),
+        (with_param, r"^the model has params .*fitted.*Give them priors"),
         (with_effects, r"a new row has a value of its own.*out of the model"),
         (
             with_scaled_prior,
