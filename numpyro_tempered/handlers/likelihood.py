@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import in_precision
 from numpyro_tempered.core.typing import Array, Model
@@ -24,6 +25,7 @@ from numpyro_tempered.handlers.effects import (
     layers,
     read_powers,
 )
+from numpyro_tempered.handlers.numpyro_private import mask_of
 from numpyro_tempered.handlers.observed import check_shape
 
 Site = Message
@@ -240,6 +242,21 @@ def is_masked(fn: dist.Distribution) -> bool:
     return any(
         isinstance(layer, dist.MaskedDistribution) for layer in layers(fn, "base_dist")
     )
+
+
+def mask_of_data(fn: dist.Distribution) -> np.ndarray:
+    """Which log-probabilities of a distribution count, over its batch shape; all where jax traces the mask."""
+    mask: Any = np.array(True)
+    for layer in reversed(layers(fn, "base_dist")):
+        if isinstance(layer, dist.Independent):
+            inner = np.broadcast_to(mask, layer.base_dist.batch_shape)
+            events = layer.reinterpreted_batch_ndims
+            mask = inner.any(axis=tuple(range(-events, 0)))
+        elif isinstance(layer, dist.MaskedDistribution) and not is_traced(
+            mask_of(layer)
+        ):
+            mask = np.logical_and(mask, to_host(mask_of(layer)))
+    return mask
 
 
 def observed_values(trace: Trace) -> dict[str, Array]:

@@ -85,7 +85,7 @@ def compare(
             :func:`numpyro_tempered.bounds.empirical_entropy`, for instance. See
             :func:`numpyro_tempered.bounds.tempered_certificate`.
         num_data: For certificates, the number of independent data; by default the length of the only observed
-            site, if that is a vector without missing values.
+            site, if that is a vector without missing values, masked ones aside.
         delta: For certificates, their probability of failure.
         data: What the fits were fitted to, for those that do not hold it, as :func:`to_inference_data` takes it:
             ``(x,)`` or ``(x, y)``.
@@ -176,7 +176,7 @@ def compare(
             if num_data is None or others:
                 raise ValueError(
                     f"the number of independent data is not clear from observed sites of shapes {shapes}, with "
-                    "masks, missing values, event dimensions or in a scan: pass num_data."
+                    "missing values, event dimensions or in a scan: pass num_data."
                 )
         certificates = tempered_certificate(
             value,
@@ -375,15 +375,12 @@ def _check_certifiable(
     require(trace, _CERTIFIABLE, f"the model of fits[{name!r}]")
     site, message = next(iter(likelihood.likelihood_sites(trace).items()))
     value, fn = to_host(observed.get(site)), message["fn"]
-    clear = (
-        len(observed) == value.ndim == 1
-        and fn.event_dim == 0
-        and np.all(value == value)
-    )
-    return (
-        value.size
-        if clear
-        and not likelihood.is_masked(fn)
-        and not message.get("_control_flow_done")
-        else None
-    )
+    if (
+        len(observed) != 1
+        or value.ndim != 1
+        or fn.event_dim
+        or message.get("_control_flow_done")
+    ):
+        return None
+    present = value[np.broadcast_to(likelihood.mask_of_data(fn), value.shape)]
+    return present.size if np.all(present == present) else None

@@ -9,9 +9,9 @@ from numpyro import handlers
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.requirements import require
+from numpyro_tempered.handlers.rows import find_data, log_lik_of_each
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.select.alpha.data_weights import find_data, log_lik_of_each
 from numpyro_tempered.select.alpha.dependence import Block, num_units, read_dependence
 from numpyro_tempered.select.alpha.independence import Rows
 from numpyro_tempered.select.alpha.powers import MOST_SCORES
@@ -74,8 +74,8 @@ def read_rows(
             "at alpha = 0 the fit is one to the prior, which no sample of data moves."
         )
     require(likelihood.likelihood_sites(trace), _SMOOTH)
-    num_data, dim = find_data(trace, plate)
-    dependence = read_dependence(groups, block, num_data)
+    places = find_data(trace, plate)
+    dependence = read_dependence(groups, block, places)
     model, args, kwargs = (
         handlers.seed(target.model, fit.rng_key),
         target.args,
@@ -84,14 +84,12 @@ def read_rows(
 
     def losses(theta: Array) -> Array:
         at = handlers.substitute(model, data=target.constrain(theta))
-        return -alpha * log_lik_of_each(
-            likelihood.get_trace(at, args, kwargs), num_data, dim
-        )
+        return -alpha * log_lik_of_each(likelihood.get_trace(at, args, kwargs), places)
 
     values = {name: site["value"] for name, site in target.latents.items()}
     prior = target_of(fit.rng_key, temper(target.model, 0.0), args, kwargs, values)
     rows = Rows(
-        trace, likelihood.observed_values(trace), (args, kwargs), dim, dependence
+        trace, likelihood.observed_values(trace), (args, kwargs), places, dependence
     )
     return FittedRows(alpha, losses, prior.potential, rows)
 

@@ -19,17 +19,14 @@ from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.likelihood import get_trace, latent_sites
 from numpyro_tempered.handlers.requirements import require
+from numpyro_tempered.handlers.rows import find_data, log_lik_of_each
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.draws import as_run
 from numpyro_tempered.select.alpha.coverage_report import CoverageCheck
-from numpyro_tempered.select.alpha.data_weights import (
-    find_data,
-    log_lik_of_each,
-    weigh_data,
-)
+from numpyro_tempered.select.alpha.data_weights import weigh_data
 from numpyro_tempered.select.alpha.dependence import Block, Dependence, read_dependence
 from numpyro_tempered.select.alpha.independence import Rows
 from numpyro_tempered.select.alpha.model_data import ModelData
@@ -62,7 +59,7 @@ class Task(ModelData):
 
     Attributes:
         num_data: n.
-        dim: Batch dimension along which the data lie.
+        data_rows: Where they lie.
         dependence: Which data depend on each other.
     """
 
@@ -89,8 +86,9 @@ class Task(ModelData):
                     f"observed site {name!r} has {bad} values that are NaN or infinite: leave them out."
                 )
         require(self.trace, {"no weights": ""})
-        self.num_data, self.dim = find_data(self.trace, plate)
-        self.dependence = read_dependence(groups, block, self.num_data)
+        self.data_rows = find_data(self.trace, plate)
+        self.num_data = self.data_rows.num_data
+        self.dependence = read_dependence(groups, block, self.data_rows)
         # Of sandwich.estimate_of, for all criteria.
         self.estimate: Any = None
 
@@ -108,20 +106,20 @@ class Task(ModelData):
             self.trace,
             self.observed,
             (self.args, self.kwargs),
-            self.dim,
+            self.data_rows,
             self.dependence,
         )
 
     def reweighted(self, alpha: ArrayLike, weights: Array) -> Model:
         """The model at a power, with a weight ``(n,)`` for each datum."""
-        return weigh_data(temper(self.model, alpha), weights, self.dim)
+        return weigh_data(temper(self.model, alpha), weights, self.data_rows)
 
     def log_lik_of_each(self, values: dict[str, Array]) -> Array:
         """Log-likelihood of each datum, ``(n,)``, at the values of the latents."""
         trace = get_trace(
             handlers.substitute(self.seeded, data=values), self.args, self.kwargs
         )
-        return log_lik_of_each(trace, self.num_data, self.dim)
+        return log_lik_of_each(trace, self.data_rows)
 
     def flat(self) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
         """A feasible point on the flat unconstrained scale, ``(d,)``, and the way back to values by site there.

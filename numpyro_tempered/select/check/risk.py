@@ -15,6 +15,7 @@ from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import base_distribution
 from numpyro_tempered.handlers.requirements import require
+from numpyro_tempered.handlers.rows import DataRows, find_data
 from numpyro_tempered.infer.elbo import gaussian_of_laplace
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
@@ -124,16 +125,15 @@ def certify_risk(
     check_prior(target, fit)
     function = zero_one(target, loss) if isinstance(loss, str) else loss
     draws = sample_posterior(fit, rng_key, num_draws)
-    risk, num_data = _average(function, draws, target, (lower, upper))
-    check_rows(target, num_data)
-    check_masks(target, num_data)
+    risk, rows = _average(function, draws, target, (lower, upper))
+    check_rows(target, rows.size)
     kl = gaussian_kl(target, fit)
     return pac_bayes(
         risk,
         max(fit.elbo.kl, 0.0)
         if kl is None
         else kl,  # an average over draws may fall below
-        num_data,
+        rows.num_data,
         lower=lower,
         upper=upper,
         delta=delta,
@@ -182,20 +182,6 @@ def check_rows(target: Target, num_data: int) -> None:
                     f"latent {name!r} is in plate {frame.name!r} of the data: a new row has a value of its own, "
                     "of which the bound says nothing. Integrate it out of the model."
                 )
-
-
-def check_masks(target: Target, num_data: int) -> None:
-    """Refuse masked rows, of which the losses would be averaged and counted as if they were data.
-
-    Raises:
-        ValueError: With the site, and what to do.
-    """
-    for name, site in likelihood.observed_sites(target.trace).items():
-        if likelihood.is_masked(site["fn"]) and num_data in np.shape(site["value"]):
-            raise ValueError(
-                f"observed site {name!r} is masked, and the loss has a value for each of its {num_data} rows, "
-                "those without data too: leave these rows out of the data."
-            )
 
 
 def prior_on_data(target: Target) -> list[str]:
@@ -304,14 +290,9 @@ def zero_one(target: Target, name: str) -> Loss:
         raise ValueError(f"the observed sites are {sorted(observed)}, got {name!r}.")
     site = observed[name]
     fn, shape = base_distribution(site["fn"]), np.shape(site["value"])
-    is_countable = (
-        fn.has_enumerate_support
-        and not fn.event_shape
-        and not likelihood.is_masked(site["fn"])
-    )
-    if not is_countable or len(shape) != 1:
+    if not fn.has_enumerate_support or fn.event_shape or len(shape) != 1:
         raise ValueError(
-            f"the 0-1 loss is of a site with one of finitely many values for each row, none masked; {name!r} is "
+            f"the 0-1 loss is of a site with one of finitely many values for each row; {name!r} is "
             f"{type(fn).__name__} of shape {shape}. Pass loss= as a function to the losses (n,)."
         )
 
@@ -329,8 +310,8 @@ def zero_one(target: Target, name: str) -> Loss:
 
 def _average(
     loss: Loss, draws: Params, target: Target, interval: tuple[float, float]
-) -> tuple[float, int]:
-    """The loss averaged over rows and draws, and the number of rows.
+) -> tuple[float, DataRows]:
+    """The loss averaged over data and draws, and the rows of the data.
 
     Raises:
         ValueError: If it is no bounded loss of the rows.
@@ -345,17 +326,22 @@ def _average(
     shape = form.shape
     if jnp.issubdtype(form.dtype, jnp.complexfloating):
         raise ValueError(f"losses must be real numbers, got {form.dtype}.")
-    observed = {
-        name: np.shape(site["value"])
-        for name, site in likelihood.observed_sites(target.trace).items()
-    }
-    if len(shape) != 1 or not any(shape[0] in of_site for of_site in observed.values()):
+    sites = likelihood.observed_sites(target.trace)
+    observed = {name: np.shape(site["value"]) for name, site in sites.items()}
+    rows = DataRows(shape[0], -1, shape[0]) if len(shape) == 1 else None
+    if rows and any(likelihood.is_masked(site["fn"]) for site in sites.values()):
+        rows = find_data(target.trace, None)
+    if (
+        rows is None
+        or rows.size != shape[0]
+        or not any(rows.size in of_site for of_site in observed.values())
+    ):
         raise ValueError(
             f"loss must return one number for each row, shape (n,), got {shape}; the data have shapes {observed}."
         )
 
     def one(latents: Params) -> tuple[Array, Array, Array]:
-        values = losses(latents).astype(float)
+        values = rows.take(losses(latents)).astype(float)
         return values.mean(), values.min(), values.max()
 
     means, least, most = (
@@ -367,7 +353,7 @@ def _average(
             f"losses must lie in [{lower:g}, {upper:g}], got {least.min():g} to {most.max():g}: pass the lower= "
             "and upper= that the loss has by construction, for new data too, or clip it."
         )
-    return float(np.clip(means.mean(), lower, upper)), shape[0]
+    return float(np.clip(means.mean(), lower, upper)), rows
 
 
 def _parameters(
