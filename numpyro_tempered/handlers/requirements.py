@@ -1,14 +1,18 @@
 """One table of what verbs cannot take of a model: predicates on its trace, with their sentences."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 import numpyro.distributions as dist
 from jax.tree_util import keystr, tree_leaves_with_path
+from numpyro.distributions import constraints
+from numpyro.distributions.constraints import Constraint
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.processes import to_host
+from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.processes import spans_processes, to_host
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import (
     LOCAL,
@@ -32,7 +36,7 @@ class Requirement(NamedTuple):
         advice: Its end: what was expected, and what to do.
     """
 
-    find: Callable[[Trace], list[str]]
+    find: Callable[[Trace], Iterable[str]]
     problem: str
     advice: str = ""
 
@@ -47,14 +51,14 @@ def require(trace: Trace, needs: Needs, model: str = "the model") -> None:
     """
     for name, advice in needs.items():
         row = REQUIREMENTS[name]
-        if names := row.find(trace):
+        if names := list(row.find(trace)):
             problem = row.problem.format(model=model, names=names, first=names[0])
             raise ValueError(problem + (advice or row.advice))
 
 
 def check_data(trace: Trace) -> None:
-    """Refuse a model that observes nothing, or a value that broadcasts against its distribution."""
-    require(trace, {"data": ""})
+    """Refuse a model that observes nothing, or a value that its distribution does not take."""
+    require(trace, {"data": "", "support": ""})
     for site in likelihood.likelihood_sites(trace).values():
         likelihood.check_values(site)
 
@@ -95,9 +99,9 @@ def _is_drawn(trace: Trace, module: str, path: str) -> bool:
 
 def _where(
     sites: Callable[[Trace], Trace], breaks: Callable[[Site], Any]
-) -> Callable[[Trace], list[str]]:
+) -> Callable[[Trace], Iterable[str]]:
     """The names of those sites that break a requirement."""
-    return lambda trace: [name for name, site in sites(trace).items() if breaks(site)]
+    return lambda trace: (name for name, site in sites(trace).items() if breaks(site))
 
 
 def _all(trace: Trace) -> Trace:
@@ -126,6 +130,70 @@ def _without_sampler(trace: Trace) -> Iterator[str]:
                 yield f"{name!r} is {type(base_distribution(site['fn'])).__name__}"
 
 
+def fixed_support(site: Site) -> Constraint | None:
+    """Where the numbers of a site must lie, whatever the parameters; None if not known, or anywhere."""
+    support = site["fn"].support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    leaves = jax.tree.leaves(support)
+    is_fixed = not any(isinstance(leaf, jax.Array) or np.ndim(leaf) for leaf in leaves)
+    return support if is_fixed and support is not constraints.real else None
+
+
+def describe_outside(
+    name: str, support: Constraint, values: np.ndarray, present: Any = True
+) -> str:
+    """What a site observes outside of its support, NaN and what is not present aside; "" if nothing."""
+    if values.dtype.kind not in "bifu":
+        return ""
+    present = present & np.isfinite(values)
+    inside = np.asarray(support(np.where(present, values, 0.0).astype(float)))
+    events = tuple(range(inside.ndim, values.ndim))
+    bad = ~inside & present.all(axis=events)
+    if not bad.any():
+        return ""
+    numbers, hint = values[present], "."
+    if support is constraints.boolean and np.isin(numbers, (-1.0, 1.0)).all():
+        hint = ": turn labels in {-1, 1} into (y + 1) / 2."
+    elif isinstance(support, type(constraints.integer_interval(0, 1))) and np.all(
+        numbers >= 1.0
+    ):
+        hint = ": labels that begin at 1 become y - 1."
+    return (
+        f"observed site {name!r} takes values in {support}, got {values[bad].flat[0]} in {bad.sum()} of "
+        f"{bad.size} data{hint}"
+    )
+
+
+def _read(site: Site) -> tuple[np.ndarray, np.ndarray]:
+    """What a site observes, and which of it is present; nothing of what this host does not hold.
+
+    What has no weight is no datum, as what is masked.
+    """
+    value, power = site["value"], likelihood.weight(site)
+    if is_traced(value, power) or spans_processes(value):
+        return np.zeros(0), np.zeros(0, bool)
+    present = likelihood.mask_of_data(site["fn"]) & (to_host(power) != 0.0)
+    present = np.reshape(present, present.shape + (1,) * site["fn"].event_dim)
+    values, present = np.broadcast_arrays(to_host(value), present)
+    return values, present
+
+
+def _outside(trace: Trace) -> Iterator[str]:
+    for name, site in likelihood.observed_sites(trace).items():
+        if (support := fixed_support(site)) is not None and (
+            problem := describe_outside(name, support, *_read(site))
+        ):
+            yield problem
+
+
+def _missing(trace: Trace) -> Iterator[str]:
+    for name, site in likelihood.observed_sites(trace).items():
+        values, present = _read(site)
+        if bad := np.sum(present & ~np.isfinite(values)):
+            yield f"{name!r} has {bad} values that are NaN or infinite"
+
+
 def _has_name(*names: str) -> Requirement:
     return Requirement(
         lambda trace: [
@@ -143,6 +211,8 @@ REQUIREMENTS = {
         "{model} has no observed site",
         ": pass the data that it conditions on.",
     ),
+    "support": Requirement(_outside, "{first}"),
+    "finite": Requirement(_missing, "observed site {first}", ": leave them out."),
     "latents": Requirement(
         lambda trace: [] if _latents(trace) else ["latents"],
         "{model} has no latent site",
@@ -227,25 +297,21 @@ REQUIREMENTS = {
         ": observe a distribution.",
     ),
     "densities": Requirement(
-        lambda trace: sorted(divergences(trace)),
-        "{model} has divergences at {names}",
-        ": leave out robust.",
+        divergences, "{model} has divergences at {names}", ": leave out robust."
     ),
-    "smooth": Requirement(
-        lambda trace: list(_kinks(trace)), "site {first}, whose log-density has a kink"
-    ),
+    "smooth": Requirement(_kinks, "site {first}, whose log-density has a kink"),
     "no masks": Requirement(
         _where(_data, lambda site: likelihood.is_masked(site["fn"])),
         "observed site {first!r} is masked",
         ": leave the masked data out.",
     ),
     "no weights": Requirement(
-        lambda trace: list(_weighted(trace)),
+        _weighted,
         "observed site {first} already",
         ": pass the model without temper and handlers.scale.",
     ),
     "no scales": Requirement(
-        lambda trace: sorted(likelihood.scales_beside_alpha(trace)),
+        likelihood.scales_beside_alpha,
         "{model} has a scale beside alpha at {names}",
         ": leave out handlers.scale.",
     ),
@@ -254,7 +320,7 @@ REQUIREMENTS = {
         "observed site {first!r} is in a scan or cond",
     ),
     "samplers": Requirement(
-        lambda trace: list(_without_sampler(trace)),
+        _without_sampler,
         "site {first}, which has no sampler",
         ": take a distribution that has one.",
     ),

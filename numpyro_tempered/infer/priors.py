@@ -21,7 +21,6 @@ from numpyro_tempered.gaussian.descent.scalar_prior import derivatives_of_scalar
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.arguments import feasible_trace
 from numpyro_tempered.handlers.effects import PRIOR_FACTOR, Trace
 from numpyro_tempered.handlers.model_loss import FLAT
 from numpyro_tempered.handlers.requirements import require, whole_plates
@@ -48,6 +47,7 @@ _SHOULDERED = (
 )
 _FLAT = {
     **FLAT,
+    "support": "",
     "no imputation": "",
     "global": ": one flat Gaussian cannot hold that. Integrate it out of the model, or fit_svi with AutoNormal.",
 }
@@ -264,9 +264,10 @@ def check_supports(trace: Trace, trace_at: Callable[[Any], Trace], at: Any) -> N
         )
 
 
-def refuse_moving_supports(model: Model, args: tuple, kwargs: dict) -> None:
+def refuse_moving_supports(
+    model: Model, trace: Trace, args: tuple, kwargs: dict
+) -> None:
     """:func:`check_supports` of a model whose latents have no flat vector."""
-    trace = feasible_trace(model, args, kwargs)
     values = {
         name: biject_to(site["fn"].support).inv(site["value"])
         for name, site in likelihood.latent_sites(trace).items()

@@ -248,10 +248,14 @@ def fit_svi(
     if isinstance(loss, TraceEnum_ELBO):
         raise ValueError(_NO_ENUMERATION)
     fitted, loss = None, with_order(loss)
-    if isinstance(instance, AutoGuide) and not isinstance(instance, AutoSpikeAndSlab):
-        refuse_moving_supports(tempered, args, kwargs)
-    if optim is None and not isinstance(instance, AutoSpikeAndSlab):
-        check_data(feasible_trace(tempered, args, kwargs))
+    has_gates = isinstance(instance, AutoSpikeAndSlab)
+    is_known = isinstance(instance, AutoGuide)
+    if not has_gates and (optim is None or is_known):
+        trace = feasible_trace(tempered, args, kwargs)
+        check_data(trace)
+        if is_known:
+            refuse_moving_supports(tempered, trace, args, kwargs)
+    if optim is None and not has_gates:
         guides = iter([instance])
         fitted = settle(
             fit_key,

@@ -14,7 +14,6 @@ from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.processes import all_finite, to_host
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.likelihood import get_trace, latent_sites
@@ -77,15 +76,7 @@ class Task(ModelData):
         super().__init__(model, rng_key, args, kwargs)
         self.plate = plate
         self.check()
-        for name, value in self.observed.items():
-            if jnp.issubdtype(jnp.result_type(value), jnp.inexact) and not all_finite(
-                value
-            ):
-                bad = np.sum(~np.isfinite(to_host(value)))
-                raise ValueError(
-                    f"observed site {name!r} has {bad} values that are NaN or infinite: leave them out."
-                )
-        require(self.trace, {"no weights": ""})
+        require(self.trace, {"finite": "", "no weights": ""})
         self.data_rows = find_data(self.trace, plate)
         self.num_data = self.data_rows.num_data
         self.dependence = read_dependence(groups, block, self.data_rows)

@@ -170,7 +170,7 @@ def build_settler(
     one, two, key = jax.random.split(rng_key, 3)
     set_up((one, two), data, guide, batch.noun)
     if isinstance(guide, AutoGuide):
-        refuse_moving_supports(data.model, data.args, data.kwargs)
+        refuse_moving_supports(data.model, data.trace, data.args, data.kwargs)
     where = key, model_of, guide, data.args, data.kwargs, inputs
     is_full = (
         isinstance(guide, AutoMultivariateNormal) and guide.latent_dim <= MAX_LATENTS

@@ -23,6 +23,7 @@ from numpyro_tempered.report.arviz import Dims
 Method: TypeAlias = Callable[[Model], Any]
 _NEEDS = {
     "data": "",
+    "support": "",
     "latents": ", so there is no posterior to follow.",
     "params": ", which would differ by alpha: give them a prior.",
     "plates": ", and each alpha needs the log-likelihood of all data: leave subsample_size out.",

@@ -46,6 +46,7 @@ from numpyro_tempered.select.check.quadrature import moments_of
 BATCH = 64
 _NEEDS = {
     "plates": ", and weights need all data: leave subsample_size out in the call, or make the model without it.",
+    "support": "",
     "continuous": "",
     "global": ": there is no joint density that the weights could compare with.",
 }
