@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import in_precision
 from numpyro_tempered.core.typing import Array, Model
@@ -26,6 +26,7 @@ from numpyro_tempered.handlers.effects import (
     layers,
     read_powers,
 )
+from numpyro_tempered.handlers.numpyro_private import mask_of
 from numpyro_tempered.handlers.observed import check_shape
 from numpyro_tempered.handlers.powers import as_factor
 
@@ -146,20 +147,6 @@ def scales_beside_alpha(trace: Trace) -> dict[str, float | None]:
     }
 
 
-class refuse_subsampling(Messenger):
-    """Raises for a plate that holds a part of its data."""
-
-    def process_message(self, msg: Site) -> None:
-        """Check a plate."""
-        if _is_subsampled(msg):
-            size, subsample_size = msg["args"]
-            raise ValueError(
-                f"plate {msg['name']!r} subsamples {subsample_size} of {size}: an online rule takes the "
-                "data it is given as they are. Give the plate the size of the batch; for "
-                "subsamples of data that stay take fit_svi."
-            )
-
-
 # Distributions whose log-density has a kink at their location, where no derivative finds the curvature.
 KINKED = dist.Laplace | dist.AsymmetricLaplace | dist.AsymmetricLaplaceQuantile
 
@@ -198,24 +185,6 @@ def check_values(site: Site) -> None:
     """
     check_shape(site)
     jax.eval_shape(lambda: untempered_log_prob(site))
-
-
-def check_likelihood(trace: Trace, *, prior_factors: bool = False) -> None:
-    """Raise ValueError where a trace has prior terms among its data (unless they may be), params, or no data."""
-    factors = [name for name, site in trace.items() if site.get(PRIOR_FACTOR)]
-    if factors and not prior_factors:
-        raise ValueError(
-            f"sites {factors} are prior terms, of a reparameterisation or by temper's `factors`: an online rule "
-            "holds the prior in its Gaussian and would count them in every round. Give it the model without."
-        )
-    if params := [name for name, site in trace.items() if site["type"] == "param"]:
-        raise ValueError(
-            f"the model has params {params}, which do not change: give them a prior, or fit them by fit_svi."
-        )
-    if not likelihood_sites(trace):
-        raise ValueError(
-            "the model has no observed site: pass the data that it conditions on."
-        )
 
 
 def replicate(
@@ -278,6 +247,21 @@ def is_masked(fn: dist.Distribution) -> bool:
     )
 
 
+def mask_of_data(fn: dist.Distribution) -> np.ndarray:
+    """Which log-probabilities of a distribution count, over its batch shape; all where jax traces the mask."""
+    mask: Any = np.array(True)
+    for layer in reversed(layers(fn, "base_dist")):
+        if isinstance(layer, dist.Independent):
+            inner = np.broadcast_to(mask, layer.base_dist.batch_shape)
+            events = layer.reinterpreted_batch_ndims
+            mask = inner.any(axis=tuple(range(-events, 0)))
+        elif isinstance(layer, dist.MaskedDistribution) and not is_traced(
+            mask_of(layer)
+        ):
+            mask = np.logical_and(mask, to_host(mask_of(layer)))
+    return mask
+
+
 def observed_values(trace: Trace) -> dict[str, Array]:
     """The observed values of a trace by site, factors left out."""
     return {name: site["value"] for name, site in observed_sites(trace).items()}
@@ -285,10 +269,10 @@ def observed_values(trace: Trace) -> dict[str, Array]:
 
 def subsamples(trace: Trace) -> bool:
     """Whether a plate of the trace holds a part of its data."""
-    return any(map(_is_subsampled, trace.values()))
+    return any(map(is_subsampled, trace.values()))
 
 
-def _is_subsampled(site: Site) -> bool:
+def is_subsampled(site: Site) -> bool:
     """Whether a site is a plate that holds a part of its data."""
     return site["type"] == "plate" and site["args"][1] not in (None, site["args"][0])
 

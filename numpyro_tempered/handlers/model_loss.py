@@ -14,18 +14,28 @@ from numpyro_tempered.handlers.effects import Trace, base_distribution
 from numpyro_tempered.handlers.likelihood import (
     KINKED,
     Site,
-    check_likelihood,
     get_trace,
     has_kink,
     latent_sites,
     likelihood_sites,
     log_prob_of_each,
-    refuse_subsampling,
     untempered_log_prob,
     weight,
 )
 from numpyro_tempered.handlers.numpyro_private import Unpacks, unpacker
+from numpyro_tempered.handlers.requirements import require, whole_plates
 from numpyro_tempered.handlers.robust import BetaLikelihood
+
+# What one flat Gaussian of all latents asks of a model, and an online rule besides.
+FLAT = {
+    "params": ", which do not change: give them a prior, or fit them by fit_svi.",
+    "data": "",
+}
+ONLINE = {
+    "no prior terms": ", of a reparameterisation or by temper's `factors`: an online rule holds the prior in its "
+    "Gaussian and would count them in every round. Give it the model without.",
+    **FLAT,
+}
 
 
 def model_loss(
@@ -67,11 +77,11 @@ def model_loss(
             return biject_to(site["fn"].support)(values[site["name"]])
 
         at_theta = handlers.substitute(model, substitute_fn=constrain)
-        with RUNNING, refuse_subsampling():
+        with RUNNING, whole_plates():
             trace = get_trace(
                 handlers.substitute(at_theta, substitute_fn=fill), args, kwargs
             )
-        check_likelihood(trace, prior_factors=prior_factors)
+        require(trace, FLAT if prior_factors else ONLINE)
         if unknown := sorted(set(latent_sites(trace)) - set(values)):
             raise ValueError(
                 f"latent sites {unknown} are not in the guide: build it on this model."

@@ -17,8 +17,9 @@ from numpyro.infer.util import (
 
 from numpyro_tempered.core.typing import Array, Model, Params
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, layers
+from numpyro_tempered.handlers.effects import PRIOR_FACTOR
 from numpyro_tempered.handlers.likelihood import Layout, Site, Trace
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.temper import temper
 
 
@@ -168,53 +169,36 @@ def _weighted_log_lik(trace: Trace) -> Array:
     return jnp.sum(jnp.stack(terms))
 
 
-def check_smooth(target: Target) -> None:
-    """Refuse latents with an atom, whose density has no curvature.
-
-    Raises:
-        ValueError: With the site, and what to do.
-    """
-    for name, site in target.latents.items():
-        if not getattr(layers(site["fn"], "base_dist")[-1], "has_atom", False):
-            continue
-        raise ValueError(
-            f"latent site {name!r} has an atom at 0 (SpikeAndSlab), where its posterior is no Gaussian "
-            "and no derivative sees it: fit the model of the columns that are in, without spikes."
-        )
+_DENSITY = {
+    "plates": ", and weights need all data: leave subsample_size out in the call, or make the model without it.",
+    "support": "",
+    "continuous": "",
+    "global": ": there is no joint density that the weights could compare with.",
+}
 
 
-def check_density(target: Target, values: Params | None = None) -> None:
+def check_density(
+    target: Target, values: Params | None = None, *, smooth: bool = False
+) -> None:
     """Refuse a model without one joint density of its latents.
 
     Args:
         target: The model at its data.
         values: A draw of the latents, whose sites and shapes must be the model's.
+        smooth: Whether the density has a curvature, and so no atoms.
 
     Raises:
-        ValueError: If a latent is missing, discrete or scaled as local, or a plate holds a part of its data.
+        ValueError: With the site, and what to do.
     """
     latents = target.latents
     if values is not None and set(values) != set(latents):
         raise ValueError(
             f"the latent sites of the model are {sorted(latents)}, got draws of {sorted(values)}."
         )
-    if likelihood.subsamples(target.trace):
-        raise ValueError(
-            "a plate of the model holds a part of its data, and weights need all of them: leave subsample_size "
-            "out in the call, or make the model without it."
-        )
+    require(target.trace, _DENSITY | ({"no atoms": ""} if smooth else {}))
     for name, site in latents.items():
         shape = np.shape(site["value"])
         if site["fn"].shape() != shape:
             raise ValueError(
                 f"a draw of {name!r} has shape {site['fn'].shape()} in the model, got draws of {shape}."
-            )
-        if site["fn"].support.is_discrete:
-            raise ValueError(
-                f"latent site {name!r} is discrete: sum it out by nt.marginalize."
-            )
-        if LOCAL in site:
-            raise ValueError(
-                f"latent site {name!r} is local, and its prior has the power of the likelihood: there is no "
-                "joint density that the weights could compare with."
             )

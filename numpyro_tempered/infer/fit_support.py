@@ -22,6 +22,7 @@ from numpyro_tempered.gaussian.families import SpikeSlab, spike_slab
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.powers import Powers, as_operands
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.build_guide import build_guide
 from numpyro_tempered.infer.elbo import trace_model
@@ -160,10 +161,10 @@ def fit_support(
     trace = handlers.trace(handlers.seed(instance, start_key)).get_trace(
         *args, **kwargs
     )
-    if likelihood.subsamples(instance.prototype_trace):
-        raise ValueError(
-            "fit_support needs all data at once: leave subsample_size out."
-        )
+    require(
+        instance.prototype_trace,
+        {"plates": ", and fit_support needs all data: leave that out."},
+    )
     sites = {**trace, **trace_model(start_key, tempered, trace, {}, args, kwargs)}
     params = {
         name: site["value"] for name, site in sites.items() if site["type"] == "param"

@@ -20,8 +20,8 @@ from numpyro_tempered.gaussian.descent.minimise_mixture import minimise_mixture
 from numpyro_tempered.gaussian.descent.mixture_energy import normal_nodes, reweigh
 from numpyro_tempered.gaussian.families.base import dense
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
-from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import Trace
+from numpyro_tempered.handlers.requirements import whole_plates
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.coordinates import MAX_LATENTS
 from numpyro_tempered.infer.flat_gaussian import latents_of, read_start
@@ -161,7 +161,7 @@ def _check_model(
     model: temper, latents: Latents, at: Array, args: tuple, kwargs: dict
 ) -> None:
     def trace_at(flat: Array) -> Trace:
-        with handlers.block(), likelihood.refuse_subsampling():
+        with handlers.block(), whole_plates():
             return trace_unconstrained(model, latents.unpack(flat), args, kwargs)
 
     with numpyro.validation_enabled(False):

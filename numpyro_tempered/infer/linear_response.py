@@ -19,8 +19,8 @@ from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.handlers.arguments import feasible_trace
-from numpyro_tempered.handlers.effects import LOCAL
-from numpyro_tempered.handlers.likelihood import Layout, subsamples
+from numpyro_tempered.handlers.likelihood import Layout
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.evidence import LinearResponse
 from numpyro_tempered.infer.flat_gaussian import read_guide
@@ -35,6 +35,11 @@ from numpyro_tempered.infer.svi import TemperedFit, finish
 MAX_LATENTS = 500
 # In nats: the means are off by a standard deviation of the response.
 MAX_GAP = 0.5
+_NEEDS = {
+    "plates": " at each call, and linear response is of all data: fit the model with plates of all data.",
+    "global": ": the fit is that of no density of all latents. Linear response is for fits without local_plates.",
+    "params": ", which have no posterior and would respond too: give them priors.",
+}
 
 
 @key_first
@@ -222,21 +227,7 @@ def _check_fit(fit: TemperedFit, q: MeanField) -> None:
     Raises:
         ValueError: With what to do.
     """
-    trace = feasible_trace(fit.model, fit.args, fit.kwargs)
-    if subsamples(trace):
-        raise ValueError(
-            "the model takes a subsample of its data at each call, and linear response is of all data: fit it "
-            "with plates of all data."
-        )
-    if local := [name for name, site in trace.items() if site.get(LOCAL) is not None]:
-        raise ValueError(
-            f"{local[0]!r} is in a local plate, whose part of model and guide is tempered: the fit is that of no "
-            "density of all latents. Linear response is for fits without local_plates."
-        )
-    if params := [name for name, site in trace.items() if site["type"] == "param"]:
-        raise ValueError(
-            f"the model has params {params}, which have no posterior and would respond too: give them priors."
-        )
+    require(feasible_trace(fit.model, fit.args, fit.kwargs), _NEEDS)
     (d,) = q.loc.shape
     if d > MAX_LATENTS:
         raise ValueError(

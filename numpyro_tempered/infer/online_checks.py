@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 
 from numpyro_tempered.core.checks import is_traced
@@ -22,7 +22,13 @@ from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import model_arguments
-from numpyro_tempered.handlers.model_loss import model_loss
+from numpyro_tempered.handlers.model_loss import ONLINE, model_loss
+from numpyro_tempered.handlers.requirements import (
+    describe_outside,
+    fixed_support,
+    require,
+    whole_plates,
+)
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_start
 from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.online.streams.processes import automatic_meshes
@@ -48,7 +54,7 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
         ValueError: If a plate subsamples, nothing is observed, a latent is local, the model has params, or
             some factor is a prior term.
     """
-    with handlers.block(), likelihood.refuse_subsampling():
+    with handlers.block(), whole_plates():
         try:
             # Not under a transformation: a model may keep what it computes in its first run.
             trace = likelihood.get_trace(handlers.seed(model, rng_key), args, kwargs)
@@ -56,7 +62,7 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
             raise ValueError(
                 "a prior cannot be sampled (is it improper?): the online rules start at the prior."
             ) from error
-        likelihood.check_likelihood(trace)
+        require(trace, ONLINE)
         jax.eval_shape(lambda key: check_global(key, model, args, kwargs), rng_key)
 
 
@@ -301,7 +307,9 @@ def support_check(
 
     def check(*arrays: Array) -> None:
         for site in sites():
-            check_support(site, np.asarray(arrays[site.argument]))
+            values = np.asarray(arrays[site.argument])
+            if problem := describe_outside(site.name, site.support, values):
+                raise ValueError(problem)
 
     return check
 
@@ -316,10 +324,9 @@ def observed_arguments(
         args, kwargs = join(arrays, structure)
         model_trace = likelihood.get_trace(handlers.seed(model, key), args, kwargs)
         for name, site in likelihood.observed_sites(model_trace).items():
-            support = site["fn"].support
-            if support is None or is_traced(*jax.tree.leaves(support)):
-                continue
-            if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(support)):
+            support = fixed_support(site)
+            # Masks are known in the rounds alone, and what is masked may be anything.
+            if support is None or likelihood.is_masked(site["fn"]):
                 continue
             sites.extend(
                 Observed(name, k, support)
@@ -330,31 +337,3 @@ def observed_arguments(
     with RUNNING, handlers.block(), numpyro.validation_enabled(False):
         jax.eval_shape(trace, jax.random.key(0), shapes)
     return tuple(sites)
-
-
-def check_support(site: Observed, values: np.ndarray) -> None:
-    """Raise ValueError with the first finite value outside of the support of a site."""
-    if values.dtype.kind not in "bifu":
-        return
-    finite = np.isfinite(values)
-    inside = np.asarray(site.support(np.where(finite, values, 0.0).astype(float)))
-    num_events = values.ndim - inside.ndim
-    bad = ~inside & np.all(
-        finite, axis=tuple(range(inside.ndim, inside.ndim + num_events))
-    )
-    if not np.any(bad):
-        return
-    hint = "."
-    if site.support is constraints.boolean and np.all(
-        np.isin(values[finite], (-1.0, 1.0))
-    ):
-        hint = ": turn labels in {-1, 1} into (y + 1) / 2."
-    elif (
-        isinstance(site.support, type(constraints.integer_interval(0, 1)))
-        and np.min(values[finite]) >= 1.0
-    ):
-        hint = ": labels that begin at 1 become y - 1."
-    raise ValueError(
-        f"observed site {site.name!r} takes values in {site.support}, got {values[bad].flat[0]} in "
-        f"{np.sum(bad)} of {bad.size} data{hint}"
-    )

@@ -23,7 +23,7 @@ from numpyro_tempered.gaussian.families.base import (
 )
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.numpyro_private import unpacker
-from numpyro_tempered.handlers.target import check_density, check_smooth
+from numpyro_tempered.handlers.target import check_density
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.guide_laws import gaussian_of, order_of
 from numpyro_tempered.infer.guides.online import StartsAtPrior
@@ -87,8 +87,7 @@ def _of_draws(posterior: Any) -> tuple[Gaussian, Layout]:
         ValueError: If they have no covariance.
     """
     target = posterior.target
-    check_density(target)
-    check_smooth(target)
+    check_density(target, smooth=True)
     # Draws of a sampler are taken as they are.
     if (draws := getattr(posterior, "samples", None)) is not None:
         draws = {name: jnp.concatenate(draws[name]) for name in target.latents}

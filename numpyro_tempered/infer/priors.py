@@ -21,12 +21,9 @@ from numpyro_tempered.gaussian.descent.scalar_prior import derivatives_of_scalar
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import (
-    LOCAL,
-    PRIOR_FACTOR,
-    Trace,
-    base_distribution,
-)
+from numpyro_tempered.handlers.effects import PRIOR_FACTOR, Trace
+from numpyro_tempered.handlers.model_loss import FLAT
+from numpyro_tempered.handlers.requirements import require, whole_plates
 from numpyro_tempered.handlers.robust import BetaLikelihood
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.online_checks import trace_unconstrained
@@ -48,6 +45,24 @@ _SHOULDERED = (
     | dist.MixtureSameFamily
     | BetaLikelihood
 )
+_FLAT = {
+    **FLAT,
+    "support": "",
+    "no imputation": "",
+    "global": ": one flat Gaussian cannot hold that. Integrate it out of the model, or fit_svi with AutoNormal.",
+}
+_KINK = (
+    ", and Hessians at draws miss the curvature there. In fit_gaussian and linear_response, %s; fit_svi takes it "
+    "as it is."
+)
+_PRIOR_BY_DRAWS = {
+    "smooth": _KINK
+    % "give it a location and scale that are fixed, without a scale handler on it"
+}
+_DATA_BY_DRAWS = {
+    "smooth": _KINK
+    % 'name its predictor by numpyro.deterministic and take gauss_hermite(predictor="...")'
+}
 # Minus the log-density of each element of an unconstrained value, flat.
 Potential = Callable[[Array], Array]
 
@@ -122,7 +137,7 @@ def closed_priors(
     """
 
     def trace_at(flat: Array) -> Trace:
-        with handlers.block(), likelihood.refuse_subsampling():
+        with handlers.block(), whole_plates():
             return trace_unconstrained(model, latents.unpack(flat), args, kwargs)
 
     def parameters(flat: Array) -> dict[str, tuple[Array, ...]]:
@@ -144,7 +159,7 @@ def closed_priors(
         is_fixed = not any(jax.tree.leaves(depends[name]))
         moments = _moments(site) if is_fixed else None
         if moments is None:
-            refuse_kink(site)
+            require({name: site}, _PRIOR_BY_DRAWS)
             potential = _elementwise(site) if is_fixed else None
             if potential is not None:
                 exact.add(name)
@@ -170,9 +185,9 @@ def closed_priors(
         for at, precision in blocks:
             matrix[np.ix_(at, at)] = precision
     has_factors = any(site.get(PRIOR_FACTOR) for site in one.values())
-    likelihoods = likelihood.likelihood_sites(one).values()
-    for site in likelihoods if by_draws else ():
-        refuse_kink(site)
+    data = likelihood.likelihood_sites(one)
+    require(data if by_draws else {}, _DATA_BY_DRAWS)
+    likelihoods = data.values()
     is_smooth = not any(likelihood.has_kink(site["fn"]) for site in likelihoods)
     is_concave = not any(
         likelihood.is_made_of(site["fn"], _SHOULDERED) for site in likelihoods
@@ -204,27 +219,13 @@ def check_trace(trace: Trace, latents: Latents) -> None:
     Raises:
         ValueError: With the site, and what to do.
     """
-    likelihood.check_likelihood(trace, prior_factors=True)
+    require(trace, _FLAT)
     for site in likelihood.likelihood_sites(trace).values():
         likelihood.check_values(site)
     if unknown := sorted(set(likelihood.latent_sites(trace)) ^ set(latents.names)):
         raise ValueError(
             f"latent sites {unknown} are not in model and guide: build the guide on this model."
         )
-    for name in latents.names:
-        if (
-            name.endswith("_unobserved")
-            and f"{name.removesuffix('unobserved')}observed" in trace
-        ):
-            raise ValueError(
-                f"latent {name!r} stands for data that obs_mask leaves out, and is improper where it does not: "
-                "leave those data out of the likelihood by handlers.mask."
-            )
-        if trace[name].get(LOCAL) is not None:
-            raise ValueError(
-                f"latent {name!r} is in a local plate, whose part in model and guide is tempered: one flat "
-                "Gaussian cannot hold that. Integrate it out of the model, or use fit_svi with AutoNormal."
-            )
 
 
 def check_supports(trace: Trace, trace_at: Callable[[Any], Trace], at: Any) -> None:
@@ -284,25 +285,6 @@ def _origin(site: likelihood.Site) -> Array:
     """The origin of the unconstrained scale of a site."""
     value = jnp.asarray(site["value"], float)
     return jnp.zeros_like(biject_to(site["fn"].support).inv(value))
-
-
-def refuse_kink(site: likelihood.Site) -> None:
-    """Refuse a density with a kink, whose curvature no derivative at a draw has.
-
-    Raises:
-        ValueError: If its distribution is one of Laplace's, or made of one.
-    """
-    if likelihood.has_kink(site["fn"]):
-        advice = (
-            'name its predictor by numpyro.deterministic and take gauss_hermite(predictor="...")'
-            if site["is_observed"]
-            else "give it a location and scale that are fixed, without a scale handler on it"
-        )
-        kind = type(base_distribution(site["fn"])).__name__
-        raise ValueError(
-            f"site {site['name']!r} is {kind}, whose log-density has a kink, and Hessians at draws miss the "
-            f"curvature there. In fit_gaussian and linear_response, {advice}; fit_svi takes it as it is."
-        )
 
 
 def _elementwise(site: likelihood.Site) -> Potential | None:

@@ -16,9 +16,9 @@ from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, P
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call, feasible_trace
-from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.handlers.powers import as_operands
+from numpyro_tempered.handlers.requirements import check_data
 from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import OrderedELBO, with_order
@@ -150,9 +150,9 @@ def fit_svi(
     is_smooth = not has_gates(instance)
     if is_smooth and (optim is None or is_auto(instance)):
         trace = feasible_trace(tempered, args, kwargs)
+        check_data(trace)
         if is_auto(instance):
             refuse_moving_supports(tempered, trace, args, kwargs)
-        _check_data(likelihood.likelihood_sites(trace))
     if is_smooth and optim is None:
         guides = iter([instance])
         fitted = settle(
@@ -206,16 +206,6 @@ def _check_steps(
         )
 
 
-def _check_data(sites: Trace) -> None:
-    """Refuse a model that observes nothing, or a value that broadcasts against its distribution."""
-    if not sites:
-        raise ValueError(
-            "the model has no observed site: pass the data that it conditions on."
-        )
-    for site in sites.values():
-        likelihood.check_values(site)
-
-
 def finish(
     rng_keys: tuple[Array, Array],
     tempered: temper,
@@ -245,7 +235,7 @@ def finish(
         )
     draw = trace_guide(elbo_key, guide, params, args, kwargs)
     trace = trace_model(elbo_key, tempered, draw, params, args, kwargs)
-    _check_data(likelihood.likelihood_sites(trace))
+    check_data(trace)
     alpha, observed = likelihood.common_alpha(trace), likelihood.observed_values(trace)
     elbo = None if known_elbo is None else known_elbo(alpha)
     if elbo is None:

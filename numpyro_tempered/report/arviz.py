@@ -80,8 +80,8 @@ def dataset(
             raise ValueError(
                 f"dims names {named} for {name!r}, which has {rest} dimension(s) besides {sample_dims}."
             )
-        all_dims = [*sample_dims, *named]
-        variables[name] = (all_dims, array)
+        all_dims = [*sample_dims, *map(variable_name, named)]
+        variables[variable_name(name)] = (all_dims, array)
         sizes.update(zip(all_dims, array.shape, strict=True))
     fitting = {
         dim: values

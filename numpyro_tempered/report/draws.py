@@ -31,6 +31,7 @@ from numpyro_tempered.handlers.likelihood import (
     untempered_log_prob,
 )
 from numpyro_tempered.handlers.numpyro_private import arguments
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.robust import as_densities, divergences
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import Dims, variable_name
@@ -253,11 +254,12 @@ def from_draws(
     args, kwargs = jax.tree.map(
         automatic_mesh, model_arguments(bind, model, args, kwargs, finite=False)
     )
-    with _refuse_free_sites():
+    with _find_free_sites():
         target = Target(model, args, kwargs, rng_key, _first(samples))
-    strange = sorted(
-        set(samples) - {k for k, site in target.trace.items() if is_shown(site)}
-    )
+    trace = target.trace
+    fixed = {k for k, s in trace.items() if s["type"] == "param" and "is_free" not in s}
+    require({k: s for k, s in trace.items() if k not in fixed}, _FITTED)
+    strange = sorted(set(samples) - {k for k, site in trace.items() if is_shown(site)})
     if strange:
         raise ValueError(
             f"the draws hold {strange}, which are not latent or deterministic sites of the model: leave them out."
@@ -269,17 +271,18 @@ def _first(samples: Mapping[str, Array]) -> Params:
     return {name: value[0, 0] for name, value in samples.items()}
 
 
-class _refuse_free_sites(Messenger):
-    """Refuse sites that neither the draws nor a handler of the model give a value."""
+_FITTED = {
+    "params": ", without fitted values: fix them by numpyro.handlers.substitute(model, data=params)."
+}
+
+
+class _find_free_sites(Messenger):
+    """Mark params, and refuse latents, that neither the draws nor a handler of the model give a value."""
 
     def process_message(self, msg: Site) -> None:
         if msg["value"] is not None:
             return
-        if msg["type"] == "param":
-            raise ValueError(
-                f"the model has a param {msg['name']!r}, without a fitted value: fix it by "
-                "numpyro.handlers.substitute(model, data=params)."
-            )
+        msg["is_free"] = True
         if msg["type"] == "sample":
             raise ValueError(
                 f"the draws hold no values of the latent site {msg['name']!r} of the model."

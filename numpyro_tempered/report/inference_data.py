@@ -45,10 +45,11 @@ def to_inference_data(
     """ArviZ data of a tempered posterior.
 
     Groups: ``posterior``, of latent and deterministic sites, and ``log_likelihood``, untempered and unscaled,
-    with dims ``(chain, draw)`` and those of the plates; ``observed_data``; ``posterior_predictive`` and
-    ``predictions`` on request; for variational results ``variational`` (the trace of the loss and the
-    parameters); for MCMC ``sample_stats``. Attributes: ``alpha`` (in JSON where it differs by site), the rule or
-    algorithm, versions. A slash in a site's name becomes a dot.
+    with dims ``(chain, draw)`` and those of the plates, NaN where data are masked; ``observed_data``;
+    ``posterior_predictive`` and ``predictions`` on request; for variational results ``variational`` (the trace of
+    the loss and the parameters); for MCMC ``sample_stats``. Attributes: ``alpha`` (in JSON where it differs by
+    site), ``masked`` (how many data of a site are), the rule or algorithm, versions. A slash in a site's name
+    becomes a dot.
 
     ================================================= ====================================================
     posterior                                         what follows it
@@ -229,7 +230,18 @@ def _evaluate(run: _Run, log_lik: bool, predictive: bool) -> Description:
         posterior.update(run.by_chain(values))
     groups["posterior"] = posterior
     if log_lik:
-        groups["log_likelihood"] = run.by_chain(log_probs)
+        scores = run.by_chain(log_probs)
+        # What is masked is no datum, which zeros would be to those who count them.
+        present = {
+            k: np.broadcast_to(likelihood.mask_of_data(trace[k]["fn"]), v.shape[2:])
+            for k, v in scores.items()
+        }
+        groups["log_likelihood"] = {
+            k: v if present[k].all() else np.where(present[k], v, np.nan)
+            for k, v in scores.items()
+        }
+        if masked := {k: int((~v).sum()) for k, v in present.items() if not v.all()}:
+            attrs["masked"] = masked
     if predictive:
         if key is None:
             raise ValueError("posterior_predictive draws data: pass an rng_key.")

@@ -12,7 +12,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.robust import divergences
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.report.arviz import (
     ArviZData,
@@ -30,6 +30,14 @@ from numpyro_tempered.theory.bounds import LogTrueDensity, tempered_certificate
 
 Name = TypeVar("Name", bound=Hashable)
 ADVICE = "compare ELBOs of the same data."
+_DENSITIES = ", and certificates are for densities of the data to the power alpha: leave out log_p0."
+_CERTIFIABLE = {
+    "params": ", chosen by the data, and a certificate needs a prior that was fixed before: give them one, or "
+    "leave out log_p0.",
+    "densities": _DENSITIES,
+    "no factors": _DENSITIES,
+    "no scales": _DENSITIES,
+}
 
 
 @runs_models
@@ -80,7 +88,7 @@ def compare(
             :func:`numpyro_tempered.bounds.empirical_entropy`, for instance. See
             :func:`numpyro_tempered.bounds.tempered_certificate`.
         num_data: For certificates, the number of independent data; by default the length of the only observed
-            site, if that is a vector without missing values.
+            site, if that is a vector without missing values, masked ones aside.
         delta: For certificates, their probability of failure.
         data: What the fits were fitted to, for those that do not hold it, as :func:`to_inference_data` takes it:
             ``(x,)`` or ``(x, y)``.
@@ -169,7 +177,7 @@ def compare(
             if num_data is None or others:
                 raise ValueError(
                     f"the number of independent data is not clear from observed sites of shapes {shapes}, with "
-                    "masks, missing values, event dimensions or in a scan: pass num_data."
+                    "missing values, event dimensions or in a scan: pass num_data."
                 )
         certificates = tempered_certificate(
             value,
@@ -371,37 +379,15 @@ def _check_certifiable(
     Raises:
         ValueError: If the ELBO is not that of a tempered likelihood under a prior that was fixed beforehand.
     """
-    params = [site for site, message in trace.items() if message["type"] == "param"]
-    if params:
-        raise ValueError(
-            f"the model of fits[{name!r}] has params {params}, chosen by the data, and a certificate needs a "
-            "prior that was fixed before: give them one, or leave out log_p0."
-        )
-    if losses := divergences(trace):
-        raise ValueError(
-            f"fits[{name!r}] has divergences at {sorted(losses)}, and certificates are for densities of the data "
-            "to the power alpha: leave out log_p0."
-        )
-    sites = likelihood.likelihood_sites(trace)
-    for site, message in sites.items():
-        if likelihood.is_factor(message) or not np.all(
-            to_host(likelihood.other_scale(message)) == 1.0
-        ):
-            raise ValueError(
-                f"site {site!r} of fits[{name!r}] is a factor or has a scale beside alpha, and certificates are "
-                "for densities of the data to the power alpha: leave out log_p0."
-            )
-    site, message = next(iter(sites.items()))
+    require(trace, _CERTIFIABLE, f"the model of fits[{name!r}]")
+    site, message = next(iter(likelihood.likelihood_sites(trace).items()))
     value, fn = to_host(observed.get(site)), message["fn"]
-    clear = (
-        len(observed) == value.ndim == 1
-        and fn.event_dim == 0
-        and np.all(value == value)
-    )
-    return (
-        value.size
-        if clear
-        and not likelihood.is_masked(fn)
-        and not message.get("_control_flow_done")
-        else None
-    )
+    if (
+        len(observed) != 1
+        or value.ndim != 1
+        or fn.event_dim
+        or message.get("_control_flow_done")
+    ):
+        return None
+    present = value[np.broadcast_to(likelihood.mask_of_data(fn), value.shape)]
+    return present.size if np.all(present == present) else None

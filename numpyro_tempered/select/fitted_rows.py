@@ -7,8 +7,9 @@ import numpy as np
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.requirements import require
+from numpyro_tempered.handlers.rows import find_data, log_lik_of_each
 from numpyro_tempered.handlers.target import Target
-from numpyro_tempered.select.alpha.data_weights import find_data, log_lik_of_each
 from numpyro_tempered.select.alpha.dependence import Block, num_units, read_dependence
 from numpyro_tempered.select.alpha.independence import Rows
 from numpyro_tempered.select.alpha.powers import MOST_SCORES
@@ -16,6 +17,17 @@ from numpyro_tempered.select.alpha.sandwich import Sandwich
 
 # In standard deviations of the posterior: further away it is no Gaussian, or the fit not at its optimum.
 MAX_DISTANCE = 1.0
+_ESTIMATED = ", which are estimated too, and have no posterior: give them priors."
+_NEEDS = {
+    "params": _ESTIMATED,
+    "states": _ESTIMATED,
+    "no scales": ", and the sandwich does not know whether such weights count copies or are those of a survey: "
+    "pass rows without weights.",
+}
+_SMOOTH = {
+    "smooth": ", where no derivative sees the curvature: take nt.alpha.check_coverage, which resamples the rows, "
+    "or a StudentT."
+}
 
 
 class FittedRows(NamedTuple):
@@ -44,18 +56,7 @@ def read_rows(
         ValueError: If it has none whose scores could be summed.
     """
     trace = target.trace
-    if params := [
-        name for name, site in trace.items() if site["type"] in ("param", "mutable")
-    ]:
-        raise ValueError(
-            f"the model has params {params}, which are estimated too, and have no posterior: give them priors."
-        )
-    sites = likelihood.likelihood_sites(trace)
-    if weights := sorted(likelihood.scales_beside_alpha(trace)):
-        raise ValueError(
-            f"the sites {weights} have a scale beside alpha, and the sandwich does not know whether such weights "
-            "count copies or are those of a survey: pass rows without weights."
-        )
+    require(trace, _NEEDS)
     alpha = likelihood.common_alpha(trace)
     if not isinstance(alpha, float):
         raise ValueError(
@@ -65,22 +66,16 @@ def read_rows(
         raise ValueError(
             "at alpha = 0 the fit is one to the prior, which no sample of data moves."
         )
-    if kinks := [
-        name for name, site in sites.items() if likelihood.has_kink(site["fn"])
-    ]:
-        raise ValueError(
-            f"the densities of {kinks} have a kink, where no derivative sees the curvature: take "
-            "nt.alpha.check_coverage, which resamples the rows, or a StudentT."
-        )
-    num_data, dim = find_data(trace, plate)
-    dependence = read_dependence(groups, block, num_data)
+    require(likelihood.likelihood_sites(trace), _SMOOTH)
+    places = find_data(trace, plate)
+    dependence = read_dependence(groups, block, places)
 
     def losses(theta: Array) -> Array:
         trace = target.trace_at(target.constrain(theta))
-        return -alpha * log_lik_of_each(trace, num_data, dim)
+        return -alpha * log_lik_of_each(trace, places)
 
     data = target.args, target.kwargs
-    rows = Rows(trace, target.observed, data, dim, dependence)
+    rows = Rows(trace, target.observed, data, places, dependence)
     return FittedRows(alpha, losses, target.prior_potential, rows)
 
 

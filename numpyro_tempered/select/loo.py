@@ -43,7 +43,8 @@ def loo(
 
     The result says how well the tempered posterior predicts, and serves to compare models. It is no criterion for
     alpha: where the model is misspecified it prefers powers that are far too small. The draws
-    count as draws of the tempered posterior; those of a guide are as good as the guide.
+    count as draws of the tempered posterior; those of a guide are as good as the guide. What the model masks is
+    no datum.
 
     Args:
         posterior: Any posterior; or the result of :func:`to_inference_data`, with its log-likelihood group.
@@ -111,6 +112,9 @@ def loo(
     if hasattr(az, "psislw"):
         return _loo_of_arviz_0(log_lik, log_ratios, reff, pointwise)
     log_weights, pareto_k = _smooth(log_ratios, reff)
+    if log_lik.sizes != group(groups, "log_likelihood")[name].sizes:
+        groups = groups.copy()
+        groups["log_likelihood"] = type(groups)(log_lik.to_dataset())
     return az.loo(
         groups,
         pointwise=pointwise,
@@ -223,7 +227,20 @@ def _log_likelihood(
     name = names[0] if var_name is None else variable_name(var_name)
     if name not in names:
         raise ValueError(f"the log_likelihood group has no {var_name!r}, only {names}.")
-    return name, sites[name]
+    return name, _without_masked(data, name, sites[name])
+
+
+def _without_masked(
+    data: ArviZData, name: str, log_lik: "xr.DataArray"
+) -> "xr.DataArray":
+    """The log-likelihood without the entries that the model masks, which are no data."""
+    present = log_lik.notnull().any(_SAMPLE_DIMS)
+    masked = _of_site(_attribute(data, "masked"), name, default=0.0)
+    if not masked or int((~present).sum()) != masked:
+        return log_lik
+    if present.ndim > 1:
+        log_lik, present = (x.stack(datum=present.dims) for x in (log_lik, present))
+    return log_lik.isel({present.dims[0]: present.values})
 
 
 def _power(data: ArviZData, name: str) -> float:

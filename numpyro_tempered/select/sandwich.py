@@ -14,7 +14,7 @@ from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
-from numpyro_tempered.handlers.target import Target, check_density, check_smooth
+from numpyro_tempered.handlers.target import Target, check_density
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass
 from numpyro_tempered.infer.guide_laws import location_scale_of
 from numpyro_tempered.infer.location_scale import LocationScale
@@ -183,8 +183,7 @@ def sandwich(
     fit_key, draw_key = jax.random.split(rng_key)
     bound = bind(fit, data, kwargs, rng_key=fit_key)
     target = bound.target
-    check_density(target)
-    check_smooth(target)
+    check_density(target, smooth=True)
     rows = read_rows(target, plate, groups, block)
     gaussian, moments, centre = _moments_of_fit(fit_key, bound, target, num_draws)
     labels = {

@@ -413,7 +413,7 @@ def test_other_arguments_are_refused(mean_field):
         ),
         (
             tempered(lambda y: with_plate(y, subsample_size=2), jnp.ones(4)),
-            "subsample of its data at each call",
+            "subsamples 2 of 4 at each call",
         ),
         (
             tempered(lambda y: with_plate(y, param=True), jnp.ones(4)),

@@ -936,7 +936,7 @@ def with_param(x):
             {"theta": np.ones(5)},
             with_param,
             {},
-            r"^the model has a.*param 'sd', without a fitted value",
+            r"^the model has params \['sd'\], without fitted values",
         ),
     ],
 )

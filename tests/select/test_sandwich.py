@@ -630,7 +630,7 @@ SOME = RNG.normal(size=20)
 REFUSALS = {
     "subsample": (
         lambda: unfitted(subsampled, SOME),
-        "a plate of the model holds a part of its data",
+        "subsamples .* and weights need all data: leave subsample_size out",
     ),
     "local": (
         lambda: unfitted(local, SOME),
@@ -638,11 +638,11 @@ REFUSALS = {
     ),
     "local plates": (
         lambda: unfitted(nt.temper(local, 0.5, local_plates=["n"]), SOME),
-        "latent site 'z' is local",
+        "latent site 'z' is in a local plate",
     ),
     "weights": (
         lambda: unfitted(weighted, SOME),
-        r"^the sites.*scale beside alpha.*know whether such weights count copies.*pass rows without weights",
+        r"^the model has a scale beside alpha.*know whether such weights count copies.*pass rows without weights",
     ),
     "as many latents": (
         lambda: unfitted(as_many_as_rows, SOME),
@@ -650,7 +650,7 @@ REFUSALS = {
     ),
     "kink": (
         lambda: unfitted(kinked, SOME),
-        r"^the densities of.*have a kink.*check_coverage",
+        r"^site 'y' is Laplace.*has a kink.*check_coverage",
     ),
     "param": (
         lambda: unfitted(with_param, SOME),

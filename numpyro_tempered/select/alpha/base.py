@@ -13,20 +13,16 @@ from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.processes import all_finite, to_host
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.handlers.requirements import require
+from numpyro_tempered.handlers.rows import find_data, log_lik_of_each
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online_posterior import StreamPosterior
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.select.alpha.coverage_report import CoverageCheck
-from numpyro_tempered.select.alpha.data_weights import (
-    find_data,
-    log_lik_of_each,
-    refuse_powers,
-    weigh_data,
-)
+from numpyro_tempered.select.alpha.data_weights import weigh_data
 from numpyro_tempered.select.alpha.dependence import Block, Dependence, read_dependence
 from numpyro_tempered.select.alpha.independence import Rows
 from numpyro_tempered.select.alpha.model_data import CountsRuns, check_powers
@@ -59,7 +55,7 @@ class Task(Target):
 
     Attributes:
         num_data: n.
-        dim: Batch dimension along which the data lie.
+        data_rows: Where they lie.
         dependence: Which data depend on each other.
     """
 
@@ -77,17 +73,10 @@ class Task(Target):
         super().__init__(CountsRuns(model), args, kwargs, rng_key)
         self.plate = plate
         check_powers(self)
-        for name, value in self.observed.items():
-            if jnp.issubdtype(jnp.result_type(value), jnp.inexact) and not all_finite(
-                value
-            ):
-                bad = np.sum(~np.isfinite(to_host(value)))
-                raise ValueError(
-                    f"observed site {name!r} has {bad} values that are NaN or infinite: leave them out."
-                )
-        refuse_powers(self.trace)
-        self.num_data, self.dim = find_data(self.trace, plate)
-        self.dependence = read_dependence(groups, block, self.num_data)
+        require(self.trace, {"finite": "", "no weights": ""})
+        self.data_rows = find_data(self.trace, plate)
+        self.num_data = self.data_rows.num_data
+        self.dependence = read_dependence(groups, block, self.data_rows)
         # Of sandwich.estimate_of, for all criteria.
         self.estimate: Any = None
 
@@ -103,17 +92,17 @@ class Task(Target):
             self.trace,
             self.observed,
             (self.args, self.kwargs),
-            self.dim,
+            self.data_rows,
             self.dependence,
         )
 
     def reweighted(self, alpha: ArrayLike, weights: Array) -> Model:
         """The model at a power, with a weight ``(n,)`` for each datum."""
-        return weigh_data(temper(self.model, alpha), weights, self.dim)
+        return weigh_data(temper(self.model, alpha), weights, self.data_rows)
 
     def log_lik_of_each(self, values: dict[str, Array]) -> Array:
         """Log-likelihood of each datum, ``(n,)``, at the values of the latents."""
-        return log_lik_of_each(self.trace_at(values), self.num_data, self.dim)
+        return log_lik_of_each(self.trace_at(values), self.data_rows)
 
     def flat(self) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
         """A feasible point on the flat unconstrained scale, ``(d,)``, and the way back to values by site there.
@@ -121,10 +110,7 @@ class Task(Target):
         Raises:
             ValueError: If a latent is discrete.
         """
-        if self.discrete:
-            raise ValueError(
-                f"latent sites {self.discrete} are discrete: sum them out by nt.marginalize."
-            )
+        require(self.trace, {"continuous": ""})
         return ravel_pytree(self.unconstrain(self.values))
 
     def losses(self, unconstrained: dict[str, Array]) -> Array:

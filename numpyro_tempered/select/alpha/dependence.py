@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.handlers.rows import DataRows
 from numpyro_tempered.select.alpha.data_weights import resamples
 
 # Successive data that may depend on each other.
@@ -42,7 +43,7 @@ class Dependence(NamedTuple):
 
 
 def read_dependence(
-    groups: ArrayLike | None, block: Block, num_data: int
+    groups: ArrayLike | None, block: Block, rows: DataRows
 ) -> Dependence:
     """The dependence that a user declares, checked.
 
@@ -56,7 +57,7 @@ def read_dependence(
             "with its own order of time, and block for one series."
         )
     if groups is not None:
-        return Dependence(num_data, _numbers_of(groups, num_data))
+        return Dependence(rows.num_data, _numbers_of(groups, rows))
     if isinstance(block, str) and block != "auto":
         raise ValueError(
             f'block must be a number of successive data or "auto", got {block!r}.'
@@ -66,19 +67,20 @@ def read_dependence(
             block,
             "block",
             1,
-            num_data // 2,
+            rows.num_data // 2,
             hint="There are two blocks of data at least.",
         )
         block = int(block)
-    return Dependence(num_data, None, block)
+    return Dependence(rows.num_data, None, block)
 
 
-def _numbers_of(groups: ArrayLike, num_data: int) -> np.ndarray:
+def _numbers_of(groups: ArrayLike, rows: DataRows) -> np.ndarray:
     labels = np.asarray(groups)
-    if labels.shape != (num_data,):
+    if labels.shape != (rows.size,):
         raise ValueError(
-            f"groups must be a label for each of the {num_data} data, got shape {labels.shape}."
+            f"groups must be a label for each of the {rows.size} data, got shape {labels.shape}."
         )
+    labels = rows.take(labels)
     # Missing labels are unequal to themselves, and None has no order.
     missing = sum(label is None or label != label for label in labels.tolist())
     if missing:
@@ -86,7 +88,7 @@ def _numbers_of(groups: ArrayLike, num_data: int) -> np.ndarray:
             f"groups has {missing} missing labels: give each datum without one a group of its own."
         )
     numbers = np.unique(labels, return_inverse=True)[1].reshape(-1)
-    if num_data > 1 and numbers.max() == 0:
+    if rows.num_data > 1 and numbers.max() == 0:
         raise ValueError(
             "groups has one label for all data, of which nothing is independent."
         )

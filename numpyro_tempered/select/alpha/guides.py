@@ -17,7 +17,6 @@ from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Guide, Params
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.expectations import Expectation
-from numpyro_tempered.handlers.arguments import feasible_trace
 from numpyro_tempered.handlers.likelihood import Trace
 from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.target import Target
@@ -169,8 +168,7 @@ def build_settler(
     one, two, key = jax.random.split(rng_key, 3)
     set_up((one, two), data, guide, batch.noun)
     if is_auto(guide):
-        trace = feasible_trace(data.model, data.args, data.kwargs)
-        refuse_moving_supports(data.model, trace, data.args, data.kwargs)
+        refuse_moving_supports(data.model, data.trace, data.args, data.kwargs)
     where = key, model_of, guide, data.args, data.kwargs, inputs
     law = law_of(guide)
     is_full = law.is_gaussian and law.has_covariance and guide.latent_dim <= MAX_LATENTS

@@ -11,6 +11,7 @@ from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.effects import Trace
+from numpyro_tempered.handlers.rows import DataRows
 from numpyro_tempered.select.alpha.dependence import Dependence
 
 # A standard normal exceeds this once in 300,000 times.
@@ -38,14 +39,14 @@ class Rows(NamedTuple):
         trace: Of the model.
         observed: Observed values by site.
         arguments: Of the model.
-        dim: Batch dimension along which the data lie.
+        places: Where they lie.
         dependence: Which data depend on each other.
     """
 
     trace: Trace
     observed: dict[str, Array]
     arguments: tuple
-    dim: int
+    places: DataRows
     dependence: Dependence
 
 
@@ -86,10 +87,10 @@ def warn_of_dependence(
 
 def _columns(rows: Rows) -> list[np.ndarray]:
     """The rows of all arrays, ``(n, k)`` each: what the model observes, and its arguments."""
-    num_data = rows.dependence.num_data
+    places = rows.places
     # Batch dimensions are counted from those of events.
     observed = [
-        (value, rows.dim - rows.trace[name]["fn"].event_dim)
+        (value, places.dim - rows.trace[name]["fn"].event_dim)
         for name, value in rows.observed.items()
     ]
     arguments = [(value, 0) for value in jax.tree.leaves(rows.arguments)]
@@ -98,8 +99,9 @@ def _columns(rows: Rows) -> list[np.ndarray]:
         if jnp.result_type(value) == jax.dtypes.prng_key:
             continue
         array = to_host(value)
-        if -array.ndim <= axis < array.ndim and array.shape[axis] == num_data:
-            columns.append(np.reshape(np.moveaxis(array, axis, 0), (num_data, -1)))
+        if -array.ndim <= axis < array.ndim and array.shape[axis] == places.size:
+            data = places.take(np.moveaxis(array, axis, 0))
+            columns.append(np.reshape(data, (len(data), -1)))
     return columns
 
 

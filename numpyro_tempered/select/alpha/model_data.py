@@ -4,20 +4,29 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.typing import ArrayLike, Guide, Model
-from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, base_distribution
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.report.arviz import Dims
 
 # From model to guide, MCMC kernel or OnlineVI.
 Method: TypeAlias = Callable[[Model], Any]
+_NEEDS = {
+    "data": "",
+    "support": "",
+    "latents": ", so there is no posterior to follow.",
+    "params": ", which would differ by alpha: give them a prior.",
+    "plates": ", and each alpha needs the log-likelihood of all data: leave subsample_size out.",
+    "proper": ", and alpha = 0 has no posterior: change it.",
+    "global": ", but the likelihood here is conditional on all latents: pass the model without local_plates.",
+    "chain and draw": "",
+    "alpha": "",
+}
 
 
 class CountsRuns:
@@ -34,37 +43,7 @@ class CountsRuns:
 
 def check_powers(data: Target, dims: Dims | None = None) -> None:
     """Raise for a model whose posterior does not exist at every power."""
-    if not likelihood.likelihood_sites(data.trace):
-        raise ValueError(
-            "the model has no observed site: pass the data that it conditions on."
-        )
-    if not data.latents:
-        raise ValueError(
-            "the model has no latent site, so there is no posterior to follow."
-        )
-    params = [name for name, site in data.trace.items() if site["type"] == "param"]
-    if params:
-        raise ValueError(
-            f"the model has params {params}, which would differ by alpha: give them a prior."
-        )
-    if likelihood.subsamples(data.trace):
-        raise ValueError(
-            "a plate of the model subsamples: each alpha needs the log-likelihood of all data."
-        )
-    for name, site in data.latents.items():
-        if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
-            raise ValueError(
-                f"the prior of {name!r} is improper, and alpha = 0 has no posterior: change it."
-            )
-        if LOCAL in site:
-            raise ValueError(
-                f"temper scales {name!r} by its local_plates, but the likelihood here is conditional on all "
-                "latents: pass the model without local_plates."
-            )
-        if name in ("alpha", "chain", "draw"):
-            raise ValueError(
-                f"latent site {name!r} has the name of a dimension of the result: rename it."
-            )
+    require(data.trace, _NEEDS)
     if unknown := sorted(set(dims or {}) - {*data.latents, *data.observed}):
         raise ValueError(
             f"dims names {unknown}, which are not among the sites {list(data.latents)}."

@@ -12,6 +12,7 @@ from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families import family_of
 from numpyro_tempered.handlers.likelihood import get_trace
 from numpyro_tempered.handlers.numpyro_private import unpacker
+from numpyro_tempered.handlers.rows import find_data
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.online_posterior import StreamPosterior
@@ -19,7 +20,6 @@ from numpyro_tempered.online import drivers, stream
 from numpyro_tempered.online.base import Losses, OnlineState
 from numpyro_tempered.online.experts.grid import scale_gradients
 from numpyro_tempered.select.alpha.base import Fits, Task
-from numpyro_tempered.select.alpha.data_weights import find_data
 from numpyro_tempered.select.alpha.model_data import Method
 
 
@@ -81,12 +81,14 @@ class Streams(NamedTuple):
             ValueError: If rounds are rejected: alphas with other data cannot be compared. If a row of the
                 arguments is not a datum of the model.
         """
-        num_rounds, online = len(order), self.online
+        rows, online = self.task.data_rows, self.online
+        num_rounds = len(order)
+        places = order if rows.places is None else rows.places[order]
 
         def permute(leaf: Array) -> Array:
             return (
-                leaf[order]
-                if jnp.ndim(leaf) and jnp.shape(leaf)[0] == num_rounds
+                leaf[places]
+                if jnp.ndim(leaf) and jnp.shape(leaf)[0] == rows.size
                 else leaf
             )
 
@@ -97,14 +99,14 @@ class Streams(NamedTuple):
         each = find_data(
             get_trace(handlers.seed(self.task.model.fn, self.rng_key), *first),
             self.task.plate,
-        )[0]
+        ).size
         if each != 1 or drivers.check_rows([a for a in arrays if a.ndim]) != num_rounds:
             lengths = sorted({a.shape[0] for a in arrays if a.ndim})
             raise ValueError(
                 f"a round is a row of all arrays, and must be one of the {num_rounds} data; here it is {each}, "
                 f"and the leading axes are {lengths}. Pass other arguments by functools.partial."
             )
-        rows = tuple(
+        by_round = tuple(
             a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays
         )
 
@@ -116,7 +118,7 @@ class Streams(NamedTuple):
             ) -> tuple[OnlineState, Losses]:
                 return stream.step(online.rule, tempered, carry, row, state.rng_key)
 
-            return jax.lax.scan(take_round, state.rule_state, rows)
+            return jax.lax.scan(take_round, state.rule_state, by_round)
 
         ends, losses = jax.jit(jax.vmap(run))(
             jnp.asarray(self.alphas, state.posterior.loc.dtype)

@@ -112,6 +112,7 @@ def safe_bayes(
             raise ValueError(
                 f'latent sites {task.discrete} are discrete, without a mean: take "gibbs".'
             )
+        rows = task.data_rows
         edges = block_edges(blocks, task.dependence.num_groups)
         masks = [
             place[None, :] < edge
@@ -126,7 +127,7 @@ def safe_bayes(
                 "plugin": -draws.log_lik_at_mean,
             }
             if callable(loss):
-                each = map_batches(loss, draws.values, 64)
+                each = rows.take(map_batches(loss, draws.values, 64).T).T
                 if each.shape != draws.log_lik.shape:
                     raise ValueError(
                         f"the loss must give one number for each datum, ({task.num_data},), got {each.shape[1:]}."

@@ -22,13 +22,7 @@ from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.svi import NUM_STEPS
-from numpyro_tempered.report.arviz import (
-    ArviZData,
-    assemble,
-    dataset,
-    variable_name,
-    versions,
-)
+from numpyro_tempered.report.arviz import ArviZData, assemble, dataset, versions
 from numpyro_tempered.report.draws import name_of
 from numpyro_tempered.select.alpha.guides import GuideOptions, check_guide_options
 from numpyro_tempered.select.alpha.mcmc import divergence_fields
@@ -298,8 +292,7 @@ def _report(
             attrs=attrs,
         ),
         "prior_sbc": dataset(
-            {variable_name(name): pit[None] for name, pit in pits.items()},
-            ("chain", "draw"),
+            {name: pit[None] for name, pit in pits.items()}, ("chain", "draw")
         ),
         "calibration_pit": dataset(
             {"pit": np.stack(columns, axis=0), "converged": converged},

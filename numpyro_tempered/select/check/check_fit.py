@@ -13,7 +13,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.likelihood import plain_arrays
-from numpyro_tempered.handlers.target import Target, check_density, check_smooth
+from numpyro_tempered.handlers.target import Target, check_density
 from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.report.arviz import Coords, Dims, versions
 from numpyro_tempered.report.draws import bind
@@ -164,8 +164,7 @@ def check_fit(
             bound.target,
             getattr(bound.source, "is_symmetric", False),
         )
-        check_density(target)
-        check_smooth(target)
+        check_density(target, smooth=True)
         draws = draws_of_fit(own_key, bound, target, num_draws)
         alpha = likelihood.common_alpha(target.trace)
     labels |= {dim: np.asarray(values) for dim, values in (coords or {}).items()}

@@ -14,7 +14,9 @@ from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import PRIOR_FACTOR, base_distribution
+from numpyro_tempered.handlers.effects import base_distribution
+from numpyro_tempered.handlers.requirements import require
+from numpyro_tempered.handlers.rows import DataRows, find_data
 from numpyro_tempered.handlers.target import Target, check_density
 from numpyro_tempered.infer.guide_laws import location_scale_of
 from numpyro_tempered.infer.guides.prior import unindexed
@@ -31,6 +33,12 @@ _UNTRACEABLE = (
     TypeError,
     ValueError,
 )
+_NEEDS = {
+    "params": ", fitted, which no prior pays for: the bound would be too small. Give them priors.",
+    "no prior terms": ": the prior times these may not integrate to 1.",
+    "unscaled priors": ", and a power of a density does not integrate to 1: leave the latent sites out of "
+    "handlers.scale.",
+}
 
 
 @key_first
@@ -124,9 +132,8 @@ def certify_risk(
     check_prior(target, bound)
     function = zero_one(target, loss) if isinstance(loss, str) else loss
     draws = bound.sample_posterior(rng_key, (num_draws,))
-    risk, num_data = _average(function, draws, target, (lower, upper))
-    check_rows(target, num_data)
-    check_masks(target, num_data)
+    risk, rows = _average(function, draws, target, (lower, upper))
+    check_rows(target, rows.size)
     kl, is_known = gaussian_kl(target, bound), True
     if kl is None:
         # An average over draws may fall below.
@@ -134,7 +141,7 @@ def certify_risk(
     return pac_bayes(
         risk,
         kl,
-        num_data,
+        rows.num_data,
         lower=lower,
         upper=upper,
         delta=delta,
@@ -154,30 +161,10 @@ def check_prior(target: Target, fit: TemperedFit) -> None:
     Raises:
         ValueError: With the site, and what to do.
     """
-    params = [name for name, site in target.trace.items() if site["type"] == "param"]
-    if params:
-        raise ValueError(
-            f"the model has fitted params {params}, which no prior pays for: the bound would be too small. Give "
-            "them priors by numpyro.sample."
-        )
-    if factors := [
-        name for name, site in target.trace.items() if site.get(PRIOR_FACTOR)
-    ]:
-        raise ValueError(
-            f"sites {factors} are prior terms: the prior times these may not integrate to 1."
-        )
+    require(target.trace, _NEEDS)
     if fit.elbo.improper:
         raise ValueError(
             f"latent sites {list(fit.elbo.improper)} have a prior that does not integrate to 1."
-        )
-    scales = {
-        name: np.asarray(likelihood.other_scale(site))
-        for name, site in target.latents.items()
-    }
-    if scaled := [name for name, scale in scales.items() if np.any(scale != 1.0)]:
-        raise ValueError(
-            f"the priors of {scaled} have a scale, and a power of a density does not integrate to 1: leave the "
-            "latent sites out of handlers.scale."
         )
     if depends := prior_on_data(target):
         raise ValueError(
@@ -203,20 +190,6 @@ def check_rows(target: Target, num_data: int) -> None:
                     f"latent {name!r} is in plate {frame.name!r} of the data: a new row has a value of its own, "
                     "of which the bound says nothing. Integrate it out of the model."
                 )
-
-
-def check_masks(target: Target, num_data: int) -> None:
-    """Refuse masked rows, of which the losses would be averaged and counted as if they were data.
-
-    Raises:
-        ValueError: With the site, and what to do.
-    """
-    for name, site in likelihood.observed_sites(target.trace).items():
-        if likelihood.is_masked(site["fn"]) and num_data in np.shape(site["value"]):
-            raise ValueError(
-                f"observed site {name!r} is masked, and the loss has a value for each of its {num_data} rows, "
-                "those without data too: leave these rows out of the data."
-            )
 
 
 def prior_on_data(target: Target) -> list[str]:
@@ -322,14 +295,9 @@ def zero_one(target: Target, name: str) -> Loss:
         raise ValueError(f"the observed sites are {sorted(observed)}, got {name!r}.")
     site = observed[name]
     fn, shape = base_distribution(site["fn"]), np.shape(site["value"])
-    is_countable = (
-        fn.has_enumerate_support
-        and not fn.event_shape
-        and not likelihood.is_masked(site["fn"])
-    )
-    if not is_countable or len(shape) != 1:
+    if not fn.has_enumerate_support or fn.event_shape or len(shape) != 1:
         raise ValueError(
-            f"the 0-1 loss is of a site with one of finitely many values for each row, none masked; {name!r} is "
+            f"the 0-1 loss is of a site with one of finitely many values for each row; {name!r} is "
             f"{type(fn).__name__} of shape {shape}. Pass loss= as a function to the losses (n,)."
         )
 
@@ -347,8 +315,8 @@ def zero_one(target: Target, name: str) -> Loss:
 
 def _average(
     loss: Loss, draws: Params, target: Target, interval: tuple[float, float]
-) -> tuple[float, int]:
-    """The loss averaged over rows and draws, and the number of rows.
+) -> tuple[float, DataRows]:
+    """The loss averaged over data and draws, and the rows of the data.
 
     Raises:
         ValueError: If it is no bounded loss of the rows.
@@ -363,17 +331,22 @@ def _average(
     shape = form.shape
     if jnp.issubdtype(form.dtype, jnp.complexfloating):
         raise ValueError(f"losses must be real numbers, got {form.dtype}.")
-    observed = {
-        name: np.shape(site["value"])
-        for name, site in likelihood.observed_sites(target.trace).items()
-    }
-    if len(shape) != 1 or not any(shape[0] in of_site for of_site in observed.values()):
+    sites = likelihood.observed_sites(target.trace)
+    observed = {name: np.shape(site["value"]) for name, site in sites.items()}
+    rows = DataRows(shape[0], -1, shape[0]) if len(shape) == 1 else None
+    if rows and any(likelihood.is_masked(site["fn"]) for site in sites.values()):
+        rows = find_data(target.trace, None)
+    if (
+        rows is None
+        or rows.size != shape[0]
+        or not any(rows.size in of_site for of_site in observed.values())
+    ):
         raise ValueError(
             f"loss must return one number for each row, shape (n,), got {shape}; the data have shapes {observed}."
         )
 
     def one(latents: Params) -> tuple[Array, Array, Array]:
-        values = losses(latents).astype(float)
+        values = rows.take(losses(latents)).astype(float)
         return values.mean(), values.min(), values.max()
 
     means, least, most = (
@@ -385,7 +358,7 @@ def _average(
             f"losses must lie in [{lower:g}, {upper:g}], got {least.min():g} to {most.max():g}: pass the lower= "
             "and upper= that the loss has by construction, for new data too, or clip it."
         )
-    return float(np.clip(means.mean(), lower, upper)), shape[0]
+    return float(np.clip(means.mean(), lower, upper)), rows
 
 
 def _parameters(

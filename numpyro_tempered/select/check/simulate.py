@@ -12,25 +12,10 @@ from numpyro.primitives import Messenger
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
-from numpyro_tempered.handlers.effects import (
-    LOCAL,
-    PRIOR_FACTOR,
-    Message,
-    base_distribution,
-)
+from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.imputation import sites_with_latents
-from numpyro_tempered.handlers.likelihood import (
-    Site,
-    get_trace,
-    is_factor,
-    is_masked,
-    latent_sites,
-    likelihood_sites,
-    subsamples,
-    untempered_log_prob,
-    weight,
-)
-from numpyro_tempered.handlers.robust import BetaLikelihood
+from numpyro_tempered.handlers.likelihood import Site, get_trace, untempered_log_prob
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 
@@ -38,6 +23,26 @@ from numpyro_tempered.handlers.temper import temper
 BATCH = 64
 # No draw of a discrete distribution has so small a log-probability.
 IMPOSSIBLE = -1000.0
+_ALL = ", and simulation-based calibration draws all parameters and data: "
+_WEIGHT = f"{_ALL}pass the model without it, and alpha=."
+_NEEDS = {
+    "data": ": pass data, of the shape that is to be simulated.",
+    "latents": ", so there is no posterior to check.",
+    "params": f"{_ALL}give them a prior.",
+    "states": f"{_ALL}take a network without.",
+    "plates": f"{_ALL}leave subsample_size out.",
+    "proper": f"{_ALL}give it a proper prior.",
+    "chain and draw": "",
+    "continuous": " and have no ranks: sum them out by nt.marginalize.",
+    "plain priors": f"{_ALL}leave that out.",
+    "no prior terms": f", from which nothing can be drawn{_ALL}leave them out.",
+    "no factors": f"{_ALL}observe a distribution.",
+    "densities": _WEIGHT,
+    "no masks": f"{_ALL}observe those that are there.",
+    "no weights": _WEIGHT,
+    "no scan": ", where its data cannot be replaced: write it as one site.",
+    "samplers": f"{_ALL}take another, which has one.",
+}
 
 
 class Simulations(NamedTuple):
@@ -81,97 +86,12 @@ def check_model(data: Target) -> None:
     Raises:
         ValueError: With the name of the site, and what to do.
     """
-    trace, subject = data.trace, "simulation-based calibration draws"
-    if not (observed := likelihood_sites(trace)):
-        raise ValueError(
-            "the model has no observed site: pass data, of the shape that is to be simulated."
-        )
-    if not (latents := latent_sites(trace)):
-        raise ValueError(
-            "the model has no latent site, so there is no posterior to check."
-        )
-    if params := [
-        name for name, site in trace.items() if site["type"] in ("param", "mutable")
-    ]:
-        raise ValueError(
-            f"{subject} all parameters from the prior, and {params} have none: give them one."
-        )
-    if subsamples(trace):
-        raise ValueError(
-            f"a plate of the model subsamples, and {subject} whole data sets: leave that out."
-        )
-    for name, site in latents.items():
-        _check_latent(name, site, subject)
-    if factors := [name for name, site in trace.items() if site.get(PRIOR_FACTOR)]:
-        raise ValueError(
-            f"sites {factors} are terms of the prior from which nothing can be drawn: {subject} all."
-        )
-    for name, site in observed.items():
-        _check_observed(name, site, subject)
+    require(data.trace, _NEEDS)
     if names := sites_with_latents(lambda: data.seeded(*data.args, **data.kwargs)):
         raise ValueError(
             f"the values of the observed sites {names} depend on latents, as where missing data are imputed: "
-            f"{subject} them, so observe only the data that are there, obs=x[there]."
+            "simulation-based calibration draws them, so observe only the data that are there, obs=x[there]."
         )
-
-
-def _check_latent(name: str, site: Site, subject: str) -> None:
-    """Refuse a latent site whose prior is not what it samples."""
-    if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
-        raise ValueError(
-            f"the prior of {name!r} is improper, and {subject} from it: give it a proper prior."
-        )
-    if name in ("chain", "draw"):
-        raise ValueError(
-            f"latent site {name!r} has the name of a dimension of the result: rename it."
-        )
-    if site["fn"].support.is_discrete:
-        raise ValueError(
-            f"latent site {name!r} is discrete and has no ranks: sum it out by nt.marginalize."
-        )
-    if LOCAL in site or site["scale"] is not None or is_masked(site["fn"]):
-        raise ValueError(
-            f"the prior of {name!r} is scaled or masked, and {subject} from it as it is: leave that out."
-        )
-    _check_sampler(name, site["fn"], subject)
-
-
-def _check_observed(name: str, site: Site, subject: str) -> None:
-    """Refuse an observed site whose likelihood is not the density of what it samples."""
-    if is_factor(site):
-        raise ValueError(
-            f"{name!r} is a factor, from which no data can be drawn: observe a distribution."
-        )
-    if isinstance(base_distribution(site["fn"]), BetaLikelihood):
-        raise ValueError(
-            f"robust puts a divergence in the place of the likelihood of {name!r}, and {subject} the data from "
-            "the likelihood: pass the model without it."
-        )
-    if is_masked(site["fn"]):
-        raise ValueError(
-            f"site {name!r} is masked, and {subject} all of its data: observe those that are there."
-        )
-    if not np.all(np.asarray(weight(site)) == 1.0):
-        raise ValueError(
-            f"the likelihood of {name!r} has a power or a scale, and {subject} data of weight 1: pass the model "
-            "without it, and alpha=."
-        )
-    if site.get("_control_flow_done"):
-        raise ValueError(
-            f"site {name!r} is observed in a scan or cond, where its data cannot be replaced: write it as one "
-            "site."
-        )
-    _check_sampler(name, _with_shape_of_data(site), subject)
-
-
-def _check_sampler(name: str, fn: dist.Distribution, subject: str) -> None:
-    try:
-        jax.eval_shape(fn.sample, jax.random.key(0))
-    except NotImplementedError:
-        kind = type(base_distribution(fn)).__name__
-        raise ValueError(
-            f"{subject} {name!r}, and its distribution {kind} has no sampler."
-        ) from None
 
 
 def with_data(model: Model, values: dict[str, Array]) -> Model:

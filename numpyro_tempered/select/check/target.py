@@ -21,6 +21,12 @@ from numpyro_tempered.infer.moments import Moments, moments_of, of_draws
 from numpyro_tempered.infer.tempered_fit import TemperedFit
 
 BATCH = 64
+_NEEDS = {
+    "plates": ", and weights need all data: leave subsample_size out in the call, or make the model without it.",
+    "support": "",
+    "continuous": "",
+    "global": ": there is no joint density that the weights could compare with.",
+}
 
 
 class Draws(NamedTuple):

@@ -12,6 +12,7 @@ from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import log_density, potential_energy
 
 import numpyro_tempered as nt
+from numpyro_tempered.handlers.rows import DataRows
 from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.data_weights import weigh_data
 
@@ -62,7 +63,7 @@ def test_weights_multiply_the_likelihood_of_their_datum_and_nothing_else(
         models = (
             nt.temper(fn, 0.0),
             fn,
-            weigh_data(nt.temper(fn, 0.5), WEIGHTS, task.dim),
+            weigh_data(nt.temper(fn, 0.5), WEIGHTS, task.data_rows),
         )
         return task.log_lik_of_each(values), [
             log_density(model, (Y,), {}, values)[0] for model in models
@@ -91,9 +92,9 @@ def test_prior_factors_keep_their_weight(key, x64):
     @jax.jit
     def run(values):
         models = (
-            weigh_data(tempered, np.ones(4), -1),
+            weigh_data(tempered, np.ones(4), DataRows(4, -1, 4)),
             tempered,
-            weigh_data(tempered, np.zeros(4), -1),
+            weigh_data(tempered, np.zeros(4), DataRows(4, -1, 4)),
             nt.temper(tempered, 0.0),
         )
         return [log_density(model, (Y,), {}, values)[0] for model in models]
@@ -112,7 +113,10 @@ def test_what_is_left_out_may_be_impossible():
 
     def log_lik(theta, weights):
         return log_density(
-            weigh_data(nt.temper(positive, 0.5), weights, -1), (y, theta), {}, {}
+            weigh_data(nt.temper(positive, 0.5), weights, DataRows(2, -1, 2)),
+            (y, theta),
+            {},
+            {},
         )[0]
 
     value, slope = jax.jit(jax.value_and_grad(log_lik))(

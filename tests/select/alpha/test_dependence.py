@@ -14,6 +14,7 @@ from scipy.stats import norm
 from test_known_answers import KEY, heteroskedastic, location, normal_data, regression
 
 import numpyro_tempered as nt
+from numpyro_tempered.handlers.rows import DataRows
 from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher
 from numpyro_tempered.select.alpha.dependence import (
@@ -525,7 +526,7 @@ def test_a_series_is_noticed_and_independent_rows_are_not():
 )
 def test_what_is_no_dependence(options, message):
     with pytest.raises(ValueError, match=message):
-        read_dependence(**options, num_data=3)
+        read_dependence(**options, rows=DataRows(3, -1, 3))
 
 
 def test_labels_of_any_kind():
@@ -536,7 +537,7 @@ def test_labels_of_any_kind():
         np.array(["y", "x", "y"], object),
     ):
         np.testing.assert_array_equal(
-            read_dependence(labels, None, 3).labels, [1, 0, 1]
+            read_dependence(labels, None, DataRows(3, -1, 3)).labels, [1, 0, 1]
         )
 
 

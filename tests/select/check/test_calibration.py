@@ -259,7 +259,7 @@ REFUSED = {
     ),
     "discrete": (
         beside(lambda: numpyro.sample("k", dist.Bernoulli(0.5))),
-        r"^latent site.*'k' is discrete",
+        r"^latent sites \['k'\] are discrete.*marginalize",
     ),
     "masked": (
         with_likelihood(lambda t: dist.Normal(t, 1.0).mask(np.arange(NUM) > 2)),
@@ -271,11 +271,11 @@ REFUSED = {
     ),
     "robust": (
         nt.robust(normal_mean, beta=0.5, unit=1.0),
-        r"likelihood of 'y'.*the model without it",
+        r"divergences at \['y'\].*the model without it",
     ),
     "tempered": (
         nt.temper(normal_mean, alpha=0.5),
-        r"likelihood of 'y' has a power.*model without it, and",
+        r"'y' has the power or scale 0.5.*model without it, and",
     ),
     "scaled": (
         lambda y: handlers.scale(normal_mean, scale=2.0)(y),
@@ -283,11 +283,11 @@ REFUSED = {
     ),
     "factor": (
         beside(lambda: numpyro.factor("penalty", -1.0)),
-        r"'penalty' is a factor.*a distribution",
+        r"'penalty' of the model is a factor.*a distribution",
     ),
     "prior factor": (
         nt.temper(beside(lambda: numpyro.factor("penalty", -1.0)), factors=False),
-        r"\['penalty'\] are terms of the prior.*simulation-based calibration draws all",
+        r"\['penalty'\] are prior terms.*simulation-based calibration draws all",
     ),
     "dimension": (
         beside(lambda: numpyro.sample("draw", dist.Normal(0.0, 1.0))),
@@ -295,17 +295,17 @@ REFUSED = {
     ),
     "param": (
         beside(lambda: numpyro.param("w", 1.0)),
-        r"\['w'\] have none.*give them one",
+        r"params \['w'\].*give them a prior",
     ),
     "subsampled": (
         subsampled,
-        "^a plate of the model subsamples, and simulation-based calibration draws whole data sets: leave",
+        "^plate 'n' subsamples 3 of .*, and simulation-based calibration draws all .*: leave",
     ),
     "imputed": (
         imputed,
         r"^the values of the.*\['y'\] depend on latents.*data that are there",
     ),
-    "scan": (of_a_scan, r"'y' is observed in a scan.*it as one site"),
+    "scan": (of_a_scan, r"'y' is in a scan.*it as one site"),
     "no data": (
         lambda y: numpyro.sample("theta", dist.Normal(0.0, 1.0)),
         r"no observed site.*be simulated",
@@ -316,7 +316,7 @@ REFUSED = {
     ),
     "no sampler": (
         with_likelihood(lambda t: dist.ImproperUniform(dist.constraints.real, (), ())),
-        r"^simulation-based calibration draws.*'y'.* no sampler",
+        r"^site 'y' is ImproperUniform, which has no sampler",
     ),
 }
 

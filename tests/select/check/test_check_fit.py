@@ -504,9 +504,9 @@ def test_what_has_no_density_is_refused():
         good = nt.fit_svi(KEY, plain, AutoNormal, y, **few)
     with pytest.raises(ValueError, match="AutoDelta has a latent that is a point"):
         nt.check_fit(KEY, delta)
-    with pytest.raises(ValueError, match="'z' is local"):
+    with pytest.raises(ValueError, match="'z' is in a local plate"):
         nt.check_fit(KEY, by_rows)
-    with pytest.raises(ValueError, match="a part of its data"):
+    with pytest.raises(ValueError, match="subsamples 2 of 4"):
         nt.check_fit(KEY, part)
     with pytest.raises(ValueError, match="num_draws must be"):
         nt.check_fit(KEY, good, num_draws=50)
