@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, is_traced, key_first
+from numpyro_tempered.core.checks import check_count, check_known, key_first
 from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
@@ -150,10 +150,7 @@ def check_fit(
         ('bounded', True)
     """
     check_count(num_draws, "num_draws", 100)
-    if is_traced(rng_key):
-        raise ValueError(
-            "check_fit looks at numbers, and runs outside of jit, vmap and grad."
-        )
+    check_known("check_fit looks at numbers", rng_key)
     own_key, other_key = jax.random.split(rng_key)
     modes_key = jax.random.fold_in(other_key, 1)
     labels = axis_labels((data, kwargs))

@@ -9,7 +9,12 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.checks import check_count, check_number, is_traced, key_first
+from numpyro_tempered.core.checks import (
+    check_count,
+    check_known,
+    check_number,
+    key_first,
+)
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
@@ -87,7 +92,7 @@ def certify_risk(
         A :class:`~numpyro_tempered.bounds.RiskCertificate`.
 
     Raises:
-        TypeError: If ``fit`` is another result.
+        TypeError: If ``fit`` is another result, or jax traces the key.
         ValueError: If a loss is NaN or outside of [lower, upper], or not one for each row; if the model has
             fitted params, prior terms, a latent for each row, or a prior without a finite integral, or computes a
             prior from the data; if an argument is out of range.
@@ -109,10 +114,7 @@ def certify_risk(
         >>> bool(certificate.value < 0.2), certificate.estimate
         (True, False)
     """
-    if is_traced(rng_key):
-        raise ValueError(
-            "certify_risk looks at numbers, and runs outside of jit, vmap and grad."
-        )
+    check_known("certify_risk looks at numbers", rng_key)
     if not isinstance(fit, TemperedFit):
         raise TypeError(
             f"certify_risk takes a TemperedFit of fit_svi or fit_gaussian, got {type(fit).__name__}. Of other "
