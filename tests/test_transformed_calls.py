@@ -48,8 +48,8 @@ TRANSFORMED = {
 
 def refused(function):
     return pytest.raises(
-        ValueError,
-        match=f"^{function.__name__} looks at numbers, and runs outside of jit, vmap, grad and scan: make",
+        TypeError,
+        match=f"^{function.__name__} looks at numbers: call it outside of jit, vmap and grad. Many fits",
     )
 
 

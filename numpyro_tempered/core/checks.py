@@ -33,6 +33,16 @@ def is_traced(*values: object) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
+def check_known(reason: str, *values: object, hint: str = "") -> None:
+    """Refuse values that jax traces, where their numbers are needed.
+
+    Raises:
+        TypeError: With the reason.
+    """
+    if is_traced(*values):
+        raise TypeError(f"{reason}: call it outside of jit, vmap and grad{hint}.")
+
+
 def check_number(
     value: T, name: str, interval: str = "(-inf, inf)", *, hint: str = ""
 ) -> T:

@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 import jax
 
-from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.checks import check_known
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -20,7 +20,7 @@ def runs_models(function: Callable[P, T]) -> Callable[P, T]:
     """Make a function that fits or judges models wait for other threads, and refuse to be transformed.
 
     Raises:
-        ValueError: If an argument is traced, or the call is part of what is compiled.
+        TypeError: If an argument is traced, or the call is part of what is compiled.
     """
 
     @functools.wraps(function)
@@ -30,12 +30,13 @@ def runs_models(function: Callable[P, T]) -> Callable[P, T]:
             for each in (*args, *kwargs.values())
         ]
         # Under jit without a traced argument, what is made there is traced.
-        if is_traced(parts, jax.device_put(0.0)):
-            raise ValueError(
-                f"{function.__name__} looks at numbers, and runs outside of jit, vmap, grad and scan: make many "
-                "fits in a Python loop, whose calls share compiled programs. Of fits nt.sparse.fit_linear, "
-                "nt.sparse.fit_logistic and nt.gaussian.descent.minimise can be transformed."
-            )
+        check_known(
+            f"{function.__name__} looks at numbers",
+            parts,
+            jax.device_put(0.0),
+            hint=". Many fits are a Python loop, whose calls share compiled programs; nt.sparse.fit_linear, "
+            "nt.sparse.fit_logistic and nt.gaussian.descent.minimise can be transformed",
+        )
         with RUNNING:
             return function(*args, **kwargs)
 

@@ -223,16 +223,20 @@ def replicate(
 
 
 def _draw(rng_key: Array, name: str, site: Site) -> Array:
-    fn, shape = site["fn"], jnp.shape(site["value"])
-    # Data outside of a plate may have more rows than the distribution that they broadcast against.
-    batch = jnp.broadcast_shapes(fn.batch_shape, shape[: len(shape) - fn.event_dim])
     try:
-        return (fn if batch == fn.batch_shape else fn.expand(batch)).sample(rng_key)
+        return with_shape_of_data(site).sample(rng_key)
     except NotImplementedError as error:
         raise ValueError(
-            f"posterior_predictive needs to sample from the distribution of site {name!r}, {type(fn).__name__}, "
-            f"which cannot be done{f': {error}' if str(error) else '.'}"
+            f"posterior_predictive needs to sample from the distribution of site {name!r}, "
+            f"{type(site['fn']).__name__}, which cannot be done{f': {error}' if str(error) else '.'}"
         ) from error
+
+
+def with_shape_of_data(site: Site) -> dist.Distribution:
+    """The distribution of a site, for as many data as it has: outside of a plate they may broadcast."""
+    fn, shape = site["fn"], jnp.shape(site["value"])
+    batch = jnp.broadcast_shapes(fn.batch_shape, shape[: len(shape) - fn.event_dim])
+    return fn if batch == fn.batch_shape else fn.expand(batch)
 
 
 def is_factor(site: Site) -> bool:

@@ -7,7 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from numpyro_tempered.core.checks import check_count, check_number, is_traced
+from numpyro_tempered.core.checks import (
+    check_count,
+    check_known,
+    check_number,
+    is_traced,
+)
 from numpyro_tempered.core.processes import automatic_mesh, has_mesh
 from numpyro_tempered.core.rows import as_array, held_array
 from numpyro_tempered.core.typing import Array, ArrayLike
@@ -66,11 +71,9 @@ def check_rows(x: ArrayLike, component: components.Component) -> components.Rows
         TypeError: If the data are traced, or not numbers, or ``component`` is no component.
         ValueError: If they are not data of this family.
     """
-    if is_traced(x):
-        raise TypeError(
-            "a mixture is fitted from the host, which decides on restarts and warnings: call it outside of jit "
-            "and vmap."
-        )
+    check_known(
+        "a mixture is fitted from the host, which decides on restarts and warnings", x
+    )
     components.check_is_component(component)
     return component.check(on_host(x))
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import describe, is_traced
+from numpyro_tempered.core.checks import check_known, describe
 from numpyro_tempered.core.packing import (
     Inputs,
     Packing,
@@ -141,10 +141,9 @@ class Service:
         rng_key: Array | None,
         labels: Sequence[float] | None,
     ) -> None:
-        if is_traced(state, arrays, rng_key):
-            raise TypeError(
-                "a service holds a state outside of programs: start it outside of jit and vmap."
-            )
+        check_known(
+            "a service holds a state outside of programs", state, arrays, rng_key
+        )
         step = Step(parts.rule, parts.expectation)
         arrays = as_floating(step, state, arrays, rng_key)
         check_data(parts.expectation, arrays)

@@ -177,10 +177,7 @@ def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
         ValueError: If they are no matrix, have another number of columns, or an entry is infinite.
         TypeError: If they are not real numbers, or are traced.
     """
-    if checks.is_traced(x):
-        raise TypeError(
-            "x is traced, and nt.ppca reads it on the host: call it outside of jit, vmap and grad."
-        )
+    checks.check_known("x is traced, and nt.ppca reads it on the host", x)
     table = to_host(as_array(x, "x", "Pass a float array, NaN where missing."))
     checks.check_real(table.dtype, "x", hint="Pass a float array, NaN where missing.")
     if table.ndim != 2 or table.shape[1] == 0:

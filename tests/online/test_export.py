@@ -315,7 +315,7 @@ def test_what_cannot_be_exported_is_refused(exported, tmp_path, monkeypatch):
     path = tmp_path / "update.npz"
     with pytest.raises(TypeError, match=r"takes an OnlineVI, got the function linear"):
         nt.online.export_update(path, linear, state, X[0], Y[0])
-    with pytest.raises(TypeError, match=r"call it outside of jit.*vmap and scan"):
+    with pytest.raises(TypeError, match=r"call it outside of jit.*vmap and grad"):
         jax.jit(lambda y: nt.online.export_update(path, online, state, X[0], y))(Y[0])
     with pytest.raises(
         TypeError,

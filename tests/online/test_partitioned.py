@@ -491,7 +491,7 @@ def test_changes_and_states_travel_as_bytes():
         match=r"the message holds a state of another structure than like: .*Change",
     ):
         nt.online.from_bytes(data, like=server)
-    with pytest.raises(TypeError, match=r"is traced.*it outside of transformations"):
+    with pytest.raises(TypeError, match=r"is traced.*it outside of jit, vmap"):
         jax.jit(lambda c: nt.online.to_bytes(c))(change)
 
 

@@ -413,7 +413,7 @@ def test_a_start_that_is_wrong_is_refused():
             1.0,
             labels=(1.0, 1.0),
         )
-    with pytest.raises(TypeError, match=r"^a service holds a.*outside of jit and vmap"):
+    with pytest.raises(TypeError, match=r"^a service holds a.*outside of jit, vmap"):
         jax.jit(
             lambda state: (
                 nt.online.Service(

@@ -436,7 +436,7 @@ def test_what_cannot_be_saved_is_said(tmp_path):
         nt.online.save(tmp_path / "state", {"name": "sva"})
     with pytest.raises(
         TypeError,
-        match=r"^save writes values,.*this state is traced.*jit, vmap and scan",
+        match=r"^save writes values,.*this state is traced.*jit, vmap and grad",
     ):
         jax.jit(lambda x: nt.online.save(tmp_path / "state", x))(jnp.ones(2))
     assert os.listdir(tmp_path) == []

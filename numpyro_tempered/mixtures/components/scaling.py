@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, is_traced
+from numpyro_tempered.core.checks import check_known, check_number
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.mixtures.components.base import floating_rows
 from numpyro_tempered.mixtures.prepare import weight_on_host
@@ -48,10 +48,7 @@ def scaled_to(
         >>> component.prior.loc.tolist(), [round(rate, 2) for rate in component.prior.rate.tolist()]
         ([1.0, 20.0], [0.1, 10.0])
     """
-    if is_traced(x):
-        raise TypeError(
-            "scaled_to reads the data on the host: call it outside of jit and vmap."
-        )
+    check_known("scaled_to reads the data on the host", x)
     check_number(fraction, "fraction", "(0, 1]")
     rows = np.asarray(floating_rows(x, "scaled_to", None), np.float64)
     loc, variance = column_moments(rows, weight_on_host(sample_weight, rows))

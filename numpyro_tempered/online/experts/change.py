@@ -7,9 +7,9 @@ import numpy as np
 
 from numpyro_tempered.core.checks import (
     check_count,
+    check_known,
     check_number,
     check_numbers,
-    is_traced,
 )
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.online.experts.windows import WINDOWS
@@ -74,10 +74,7 @@ def detect_changes(
         >>> nt.online.detect_changes(history, [16, 128, np.inf])
         array([1517])
     """
-    if is_traced(history):
-        raise TypeError(
-            "detect_changes reads weights that are known: call it outside of jax transformations."
-        )
+    check_known("detect_changes reads weights that are known", history)
     check_numbers(windows, "windows", "(0, inf]")
     check_number(max_window, "max_window", "(0, inf)")
     check_number(slack, "slack", "[0, inf)")

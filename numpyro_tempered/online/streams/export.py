@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import describe, is_traced
+from numpyro_tempered.core.checks import check_known, describe
 from numpyro_tempered.core.programs import share_trace
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.online.drivers import check_mask
@@ -80,10 +80,7 @@ def export_update(
         raise TypeError(
             f"export_update(path, online, state, *args) takes an OnlineVI, got {describe(online)}."
         )
-    if is_traced(state, args, kwargs):
-        raise TypeError(
-            "export_update writes a file: call it outside of jit, vmap and scan."
-        )
+    check_known("export_update writes a file", state, args, kwargs)
     arrays, arguments, expectation = online.prepare_round(mask, args, kwargs)
     if odd := [
         value for value in arguments.static if not isinstance(value, str | int | None)

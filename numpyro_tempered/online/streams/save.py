@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.checks import check_known
 from numpyro_tempered.core.processes import spans_processes
 from numpyro_tempered.core.typing import PyTree
 from numpyro_tempered.online.base import OnlineState
@@ -61,10 +61,7 @@ def save(path: str | os.PathLike[str], state: object) -> None:
         >>> again.posterior.loc
         Array([0., 0.], dtype=float32)
     """
-    if is_traced(state):
-        raise TypeError(
-            "save writes values, and this state is traced: call it outside of jit, vmap and scan."
-        )
+    check_known("save writes values, and this state is traced", state)
     leaves, structure = jax.tree.flatten(state)
     header = {"format": FORMAT, "version": VERSION, "structure": describe(structure)}
     if spans_processes(leaves):

@@ -6,7 +6,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.checks import check_known
 from numpyro_tempered.online.streams.files import (
     archive_of,
     as_bytes,
@@ -34,10 +34,7 @@ def to_bytes(state: object) -> bytes:
         >>> nt.online.from_bytes(nt.online.to_bytes(jnp.arange(3)), like=jnp.zeros(3, int))
         Array([0, 1, 2], dtype=int32)
     """
-    if is_traced(state):
-        raise TypeError(
-            "to_bytes writes values, and this state is traced: call it outside of transformations."
-        )
+    check_known("to_bytes writes values, and this state is traced", state)
     leaves, structure = jax.tree.flatten(state)
     header = {"format": FORMAT, "version": VERSION, "structure": describe(structure)}
     header |= {"leaves": [kind_of(leaf) for leaf in leaves]}

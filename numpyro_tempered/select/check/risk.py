@@ -90,7 +90,7 @@ def certify_risk(
         A :class:`~numpyro_tempered.bounds.RiskCertificate`.
 
     Raises:
-        TypeError: If ``fit`` is another result.
+        TypeError: If ``fit`` is another result, or jax traces the key.
         ValueError: If a loss is NaN or outside of [lower, upper], or not one for each row; if the model has
             fitted params, prior terms, a latent for each row, or a prior without a finite integral, or computes a
             prior from the data; if an argument is out of range.

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
@@ -14,7 +13,12 @@ from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.imputation import sites_with_latents
-from numpyro_tempered.handlers.likelihood import Site, get_trace, untempered_log_prob
+from numpyro_tempered.handlers.likelihood import (
+    Site,
+    get_trace,
+    untempered_log_prob,
+    with_shape_of_data,
+)
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
@@ -70,14 +74,7 @@ class redraw(Messenger):
         """Draw a site."""
         if msg["type"] == "sample" and msg["is_observed"] and msg["name"] in self.names:
             self.rng_key, key = jax.random.split(self.rng_key)
-            msg["value"] = _with_shape_of_data(msg).sample(key)
-
-
-def _with_shape_of_data(site: Site) -> dist.Distribution:
-    """The distribution of a site, for as many data as it has: outside of a plate they may broadcast."""
-    fn, shape = site["fn"], jnp.shape(site["value"])
-    batch = jnp.broadcast_shapes(fn.batch_shape, shape[: len(shape) - fn.event_dim])
-    return fn if batch == fn.batch_shape else fn.expand(batch)
+            msg["value"] = with_shape_of_data(msg).sample(key)
 
 
 def check_model(data: Target) -> None:
