@@ -40,7 +40,7 @@ LAZY = {
     "gaussian": {"scipy"},
     "handlers": {"funsor"},
     "infer": {"optax"},
-    "report": {"arviz", "arviz_stats", "xarray"},
+    "report": {"arviz", "arviz_stats", "pandas", "xarray"},
     "theory": {"scipy"},
     "select": {"arviz", "arviz_stats", "scipy", "xarray"},
     "plots": {"matplotlib", "scipy"},

@@ -63,6 +63,7 @@ EXCEPTIONS = {
     ): "evaluations are what costs, and a step may take several",
     ("max_evaluations", "gaussian.descent.minimise"): "as fit_gaussian",
     ("max_evaluations", "online.partitioned"): "as fit_gaussian, of each local fit",
+    ("target", "results.SampledPosterior"): "a Target, what is sampled",
     ("key", "sparse.SpikeAndSlab.sample"): "NumPyro's signature",
     ("key", "guides.LowRankPrecisionNormal.sample"): "NumPyro's signature",
     ("n_components", "estimators."): "scikit-learn's name",

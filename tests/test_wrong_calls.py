@@ -300,15 +300,11 @@ CALLS = {
     ),
     "a misspelt option": (
         lambda: nt.to_inference_data(fit_of_lists(), num_sample=9),
-        "TemperedFit got 'num_sample' num_samples",
+        "TemperedFit got 'num_sample'",
     ),
     "a list of fits": (
         lambda: nt.compare([fit_of_lists()]),
         "mapping of names to fits got list",
-    ),
-    "a table of a fit": (
-        lambda: nt.table(fit_of_lists()),
-        "TemperedFit to_inference_data",
     ),
     "draws without model": (
         lambda: nt.to_inference_data({"theta": np.ones((5, 2))}),

@@ -49,22 +49,22 @@ def frame_columns(args: tuple, kwargs: Mapping[str, object]) -> dict[str, list]:
         **kwargs
     }
     columns = {name: getattr(value, "columns", None) for name, value in named.items()}
-    return {name: list(found) for name, found in columns.items() if found is not None}
+    return {name: list(each) for name, each in columns.items() if each is not None}
 
 
 def check_columns(
-    known: Mapping[str, list] | None, args: tuple, kwargs: Mapping[str, object]
+    of_fit: Mapping[str, list] | None, args: tuple, kwargs: Mapping[str, object]
 ) -> None:
     """Refuse frames with other columns than those of a fit, or in another order.
 
     Raises:
         ValueError: With both.
     """
-    for name, found in frame_columns(args, kwargs).items():
-        expected = (known or {}).get(name)
-        if expected is not None and found != expected:
+    for name, columns in frame_columns(args, kwargs).items():
+        expected = (of_fit or {}).get(name)
+        if expected is not None and columns != expected:
             raise ValueError(
-                f"argument {name} of the model has columns {found}, that of the fit {expected}: pass these, in "
+                f"argument {name} of the model has columns {columns}, that of the fit {expected}: pass these, in "
                 "this order."
             )
 

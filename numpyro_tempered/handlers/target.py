@@ -40,6 +40,16 @@ class Target:
     Attributes:
         trace: The untempered trace at these values, with powers and prior factors written on its sites.
         prior_is_exact: Whether draws of the latent sites are draws of the prior.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_tempered as nt
+        >>> def model(y):
+        ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        ...     numpyro.sample("y", dist.Normal(0.0, scale), obs=y)
+        >>> target = nt.results.Target(nt.temper(model, alpha=0.5), (jnp.ones(3),), {}, jax.random.key(0))
+        >>> list(target.latents), target.constrain(jnp.zeros(1))
+        (['scale'], {'scale': Array(1., dtype=float32)})
     """
 
     def __init__(

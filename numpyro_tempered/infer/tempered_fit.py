@@ -90,10 +90,10 @@ class TemperedFit(NamedTuple):
     @property
     def converged(self) -> bool | None:
         """Whether the fit reached its tolerance; None where nothing shows it, see :class:`.Convergence`."""
-        known = self.convergence if self.source is None else self.source
-        if known is None or known.converged is None:
+        evidence = self.convergence if self.source is None else self.source
+        if evidence is None or evidence.converged is None:
             return None
-        return bool(known.converged)
+        return bool(evidence.converged)
 
     @property
     def evidence(self) -> Evidence:
@@ -276,13 +276,15 @@ class TemperedFit(NamedTuple):
 
     def summarise_data(self) -> DataSummary:
         """The observed values, for :func:`compare`."""
-        known = DataSummary() if self.source is None else self.source.summarise_data()
+        of_source = (
+            DataSummary() if self.source is None else self.source.summarise_data()
+        )
         if self.source is not None and not self.observed:
-            return known
+            return of_source
         summary = summarise_observed(self.observed)
         return DataSummary(
             summary.observed,
-            {**summary.numbers, **known.numbers},
+            {**summary.numbers, **of_source.numbers},
             self.divergences or {},
         )
 

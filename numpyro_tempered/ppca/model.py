@@ -430,12 +430,12 @@ def numpyro_guide(fit: PPCAFit) -> Guide:
         location = dist.Normal(loc, jnp.sqrt(variance)).to_event(1)
         off = numpyro.sample("mean", location) - loc
         slopes = cross / variance[:, None]
-        given = q.loc[:, :-1] + slopes * off[:, None]
+        loc = q.loc[:, :-1] + slopes * off[:, None]
         if num_factors == 0:
-            loadings: dist.Distribution = dist.Normal(given, 1.0).to_event(2)
+            loadings: dist.Distribution = dist.Normal(loc, 1.0).to_event(2)
         else:
             rest = cov[:, :-1, :-1] - slopes[:, :, None] * cross[:, None, :]
-            loadings = dist.MultivariateNormal(given, rest).to_event(1)
+            loadings = dist.MultivariateNormal(loc, rest).to_event(1)
         numpyro.sample("loadings", loadings)
 
     return guide

@@ -140,11 +140,11 @@ def to_arviz(
             named = {"loss": ["step"], **dims, **rounds}
         sample_dims = ("chain", "draw") if name in _SAMPLE_GROUPS else ()
         where: Coords | None = coords
-        found: Any = labels
+        names: Any = labels
         if name.startswith("predictions"):
             # Other rows than those that were fitted: labels hold where they have the length.
-            where, found = None, {**(labels or {}), **(coords or {})}
-        datasets[name] = dataset(values, sample_dims, where, named, attrs, labels=found)
+            where, names = None, {**(labels or {}), **(coords or {})}
+        datasets[name] = dataset(values, sample_dims, where, named, attrs, labels=names)
     return assemble(datasets, attrs)
 
 

@@ -51,12 +51,12 @@ def predict(
         raise ValueError(
             f"new_groups names {unknown}, which are not among the plates {sorted(plates)} of the model."
         )
-    kept = {
+    latents = {
         name: values
         for name, values in draws.items()
         if name not in trace or plates_of(trace[name]).isdisjoint(new_groups)
     }
-    for name, values in kept.items():
+    for name, values in latents.items():
         shape = np.shape(values)[1:]
         if name in trace and trace[name]["fn"].shape() != shape:
             where = sorted(plates_of(trace[name]))
@@ -68,7 +68,7 @@ def predict(
     names = [
         name
         for name, site in trace.items()
-        if name not in kept
+        if name not in latents
         and (
             site["type"] == "deterministic"
             or (site["type"] == "sample" and not site["is_observed"])
@@ -80,12 +80,12 @@ def predict(
             "so that the model draws it."
         )
 
-    def draw(key: Array, kept: Params) -> Params:
+    def draw(key: Array, latents: Params) -> Params:
         with as_densities():
-            predictive = Predictive(model, kept, return_sites=names, batch_ndims=1)
+            predictive = Predictive(model, latents, return_sites=names, batch_ndims=1)
             return predictive(key, *args, **kwargs)
 
-    return run_program(draw, rng_key, kept), trace
+    return run_program(draw, rng_key, latents), trace
 
 
 def _trace(

@@ -207,11 +207,12 @@ class RegressionFit(NamedTuple):
                 f"a RegressionFit is followed by the data that it was fitted to, x and y: got {len(data)} values."
             )
         y = automatic_mesh(as_array(data[1], "y"))
-        known, found = np.asarray(self.target_moments), np.asarray(target_moments(y))
-        if not np.allclose(found, known, rtol=1e-4, atol=1e-4 * known[2]):
+        expected = np.asarray(self.target_moments)
+        moments = np.asarray(target_moments(y))
+        if not np.allclose(moments, expected, rtol=1e-4, atol=1e-4 * expected[2]):
             raise ValueError(
-                f"y has number, mean and root mean square {found}, that of the fit {known}: give the x and y "
-                "that it was fitted to."
+                f"y has number, mean and root mean square {moments}, that of the fit {expected}: give the x "
+                "and y that it was fitted to."
             )
         rows = centred_rows(self, automatic_mesh(as_array(data[0], "x")))
         y = jnp.asarray(y, rows.dtype)

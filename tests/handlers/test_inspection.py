@@ -129,9 +129,8 @@ def test_log_likelihood_of_the_prior_alone():
     draws, y = {"theta": jnp.array([0.1, 0.7])}, jnp.asarray(Y)
     prior = nt.temper(normal, alpha=0.0)
     assert not log_likelihood(prior, draws, y)["y"].any()
-    read = evaluate_draws(Target(prior, (y,), {}, values=draws), draws, True, ())[0][
-        "y"
-    ]
+    at = {"theta": draws["theta"][0]}
+    read = evaluate_draws(Target(prior, (y,), {}, values=at), draws, True, ())[0]["y"]
     np.testing.assert_allclose(read, log_likelihood(normal, draws, y)["y"], rtol=1e-6)
 
 

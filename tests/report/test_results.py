@@ -1,7 +1,6 @@
 """Every public result as ArviZ data, and the fits among them in a comparison."""
 
 import functools
-import inspect
 from typing import NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from numpyro.infer import NUTS
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from scipy import stats
 from scipy.special import logsumexp
+from test_package import PUBLIC
 
 import numpyro_tempered as nt
 from numpyro_tempered.core.result import Description
@@ -302,8 +302,8 @@ UNIT = [
     "descent.Result",
     "online.PartitionedRun",
 ]
-# A trace is a part of a result, a certificate a statement about one.
-PARTS = {"Trace", "Certificate"}
+# A trace is a part of a result, a certificate a statement about one, and an MCMC has cases of its own.
+PARTS = {"Trace", "Certificate", "SampledPosterior"}
 
 
 @functools.cache
@@ -319,20 +319,11 @@ def as_data(name):
     return nt.to_inference_data(result, *data, rng_key=KEY, num_samples=S)
 
 
-def public_classes():
-    for name in nt.__all__:
-        value = getattr(nt, name)
-        inner = vars(value).items() if inspect.ismodule(value) else [(None, value)]
-        for key, each in inner:
-            if inspect.isclass(each) and each.__module__.startswith("numpyro_tempered"):
-                yield (f"{name}.{key}" if key else name), each
-
-
 def test_every_public_result_is_here():
     telling = {"elbo", "objective", "bound", "fits", "fit"}
     results = {
         name.rpartition(".")[2]
-        for name, each in public_classes()
+        for name, each in PUBLIC.items()
         if hasattr(each, "_fields")
         and (hasattr(each, "describe") or telling & set(each._fields))
     }

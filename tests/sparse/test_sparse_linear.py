@@ -638,7 +638,7 @@ def test_a_fit_can_be_traced():
     assert found.posterior.probs.dtype == np.float32
     assert found.posterior.probs.shape == found.order.shape == (3, 6)
     assert found.trace.shape == (3, 3000)
-    assert found.elbo.shape == found.intercept.loc.shape == (3,)
+    assert found.objective.shape == found.intercept.loc.shape == (3,)
 
 
 @pytest.mark.full
