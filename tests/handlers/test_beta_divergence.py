@@ -554,8 +554,7 @@ def test_a_kink_is_where_that_of_the_density_is():
 def test_predictive_densities_of_a_loss_are_refused(diagnostic):
     task = Task(nt.robust(model, BETA, unit=1.0), KEY, (Y,), {})
     with pytest.raises(
-        ValueError,
-        match=r"sites \['y'\] have a divergence for their loss.*the losses of",
+        ValueError, match=r"the model has divergences at \['y'\].*the losses of"
     ):
         diagnostic.plan(KEY, task) if diagnostic.plan else diagnostic.decide(
             KEY, task, np.ones(1), None

@@ -677,7 +677,7 @@ def local_continuous(y):
         ),
         (
             local_discrete,
-            r"^NUTS does.*discrete sites .'z'.*marginalize.*take DiscreteHMCGibbs for others",
+            r"^latent sites .'z'. are discrete, and HMC and NUTS.*marginalize.*take DiscreteHMCGibbs for others",
         ),
         (nt.temper(local_continuous, local_plates=["n"]), "local_plates"),
     ],

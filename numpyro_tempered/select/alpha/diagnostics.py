@@ -6,7 +6,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.handlers.robust import divergences
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.select.alpha.base import (
     Criterion,
     Draws,
@@ -22,6 +22,10 @@ REFUSAL = (
     "variance 4 under a normal location model of variance 1). Choose by safe_bayes() for the risk, or by "
     "lyddon(), bootstrap_fisher() or gpc() for coverage, and pass {name} among the diagnostics."
 )
+_NEEDS = {
+    "densities": ", of which no predictive density is known: leave this diagnostic out, or compare the losses of "
+    "safe_bayes()."
+}
 
 
 def held_out(num_folds: int = 5) -> Criterion:
@@ -55,7 +59,7 @@ def held_out(num_folds: int = 5) -> Criterion:
         return np.asarray(jax.random.permutation(rng_key, num_data)) % num_folds
 
     def plan(rng_key: Array, task: Task) -> Plan:
-        _refuse_losses(task)
+        require(task.trace, _NEEDS)
         fold = folds(rng_key, task.num_data)
 
         def reduce(draws: Draws) -> Array:
@@ -102,7 +106,7 @@ def loo() -> Criterion:
     def decide(
         rng_key: Array, task: Task, grid: np.ndarray, log_lik: np.ndarray
     ) -> Verdict:
-        _refuse_losses(task)
+        require(task.trace, _NEEDS)
         from numpyro_tempered.report.arviz import assemble, dataset
         from numpyro_tempered.select.loo import loo as loo_of
 
@@ -126,15 +130,6 @@ def loo() -> Criterion:
     return Criterion(
         "loo", "none", None, decide, REFUSAL.format(name="loo()"), pointwise=True
     )
-
-
-def _refuse_losses(task: Task) -> None:
-    """Refuse a robust model, whose loss is no log-density."""
-    if losses := divergences(task.trace):
-        raise ValueError(
-            f"the sites {sorted(losses)} have a divergence for their loss, of which no predictive density is "
-            "known: leave this diagnostic out, or compare the losses of safe_bayes()."
-        )
 
 
 def _verdict(

@@ -12,6 +12,7 @@ from numpyro.infer.util import initialize_model
 from numpyro_tempered.core.progress import progress_within
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.report.draws import name_of
@@ -21,6 +22,10 @@ from numpyro_tempered.select.evidence import check_finite, largest_r_hat
 
 # Chains with a larger split R-hat have not mixed.
 LARGEST_R_HAT = 1.1
+_DRAWN = {
+    "continuous": ", and HMC and NUTS do not draw them: sum out those of a plate by nt.marginalize, and take "
+    "DiscreteHMCGibbs for others."
+}
 
 
 class MCMCOptions(NamedTuple):
@@ -110,11 +115,7 @@ def divergence_fields(kernel: MCMCKernel, data: Target) -> tuple[str, ...]:
         )
     if not isinstance(kernel, HMC):
         return ()
-    if data.discrete:
-        raise ValueError(
-            f"{name_of(kernel)} does not draw the discrete sites {data.discrete}: sum out those of a plate by "
-            "numpyro_tempered.marginalize, and take DiscreteHMCGibbs for others."
-        )
+    require(data.trace, _DRAWN)
     return ("diverging",)
 
 

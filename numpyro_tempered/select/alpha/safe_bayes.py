@@ -9,6 +9,7 @@ import numpy as np
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_choice, check_count
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.select.alpha.base import (
     Criterion,
@@ -21,6 +22,7 @@ from numpyro_tempered.select.alpha.base import (
 from numpyro_tempered.select.alpha.dependence import Dependence, se_of_sum
 
 NUM_BLOCKS = 8
+_WITH_MEAN = {"continuous": ', without a mean: take "gibbs".'}
 
 
 def safe_bayes(
@@ -108,10 +110,7 @@ def safe_bayes(
         check_count(permutations, "permutations", 0)
 
     def plan(rng_key: Array, task: Task) -> Plan:
-        if task.discrete and loss == "plugin":
-            raise ValueError(
-                f'latent sites {task.discrete} are discrete, without a mean: take "gibbs".'
-            )
+        require(task.trace, _WITH_MEAN if loss == "plugin" else {})
         rows = task.data_rows
         edges = block_edges(blocks, task.dependence.num_groups)
         masks = [
