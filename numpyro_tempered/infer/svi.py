@@ -180,7 +180,8 @@ def fit_svi(
     the curvature there: raw units are no harder than standardised ones. Where the density has no mode, as in
     centred hierarchies, and for other guides, the start is the guide's own. From there Adam takes steps of one
     size until the loss falls no more, then halves the size, and the averages of its iterates are compared until
-    the ELBO is within ``tolerance`` of its optimum, by estimate.
+    the ELBO is within ``tolerance`` of its optimum, by estimate. A call with other data of the same shapes or
+    another ``alpha``, but for 0 and 1, compiles nothing.
 
     Args:
         rng_key: Key of the fit.
@@ -251,10 +252,11 @@ def fit_svi(
     if isinstance(loss, TraceEnum_ELBO):
         raise ValueError(_NO_ENUMERATION)
     fitted, loss = None, with_order(loss)
+    is_auto = isinstance(instance, AutoGuide)
     is_smooth = not isinstance(instance, AutoSpikeAndSlab)
-    if is_smooth and (optim is None or isinstance(instance, AutoGuide)):
+    if is_smooth and (optim is None or is_auto):
         trace = feasible_trace(tempered, args, kwargs)
-        if isinstance(instance, AutoGuide):
+        if is_auto:
             refuse_moving_supports(tempered, trace, args, kwargs)
         _check_data(likelihood.likelihood_sites(trace))
     if is_smooth and optim is None:

@@ -2,8 +2,8 @@
 
 ``python tests/benchmarks/power_operand.py`` fits each case with ``alpha``, an operand, and on the model that
 ``nt.temper`` has tempered by hand, whose power is a constant as it was before, and writes
-``docs/results/power_operand.csv``: of each quantity the number that differs most, and by how much of the root mean
-square of all.
+``docs/results/power_operand.csv``: of each quantity the number that differs most, and by how much of the root
+mean square of all.
 """
 
 import csv
