@@ -68,7 +68,8 @@ def fit_gaussian(
     f is far from quadratic, by nothing where it is quadratic. The reported ELBO is the one maximised where
     quadrature knows it, with a standard error of 0, and is evaluated with other draws elsewhere.
 
-    A call on the shapes of an earlier one compiles nothing anew, whatever the values of the data.
+    A call on the shapes of an earlier one compiles nothing anew, whatever the data and the power,
+    but for powers of exactly 0 and 1, which have programs of their own.
 
     With ``num_components`` the family is a mixture of Gaussians. It starts at the modes that Newton's method
     reaches from draws of the prior and around 0, heaviest first, and takes Bures-Wasserstein steps of all

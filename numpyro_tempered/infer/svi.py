@@ -75,7 +75,8 @@ def fit_svi(
     the curvature there: raw units are no harder than standardised ones. Where the density has no mode, as in
     centred hierarchies, and for other guides, the start is the guide's own. From there Adam takes steps of one
     size until the loss falls no more, then halves the size, and the averages of its iterates are compared until
-    the ELBO is within ``tolerance`` of its optimum, by estimate.
+    the ELBO is within ``tolerance`` of its optimum, by estimate. A call with other data of the same shapes or
+    another ``alpha``, but for 0 and 1, compiles nothing.
 
     Args:
         rng_key: Key of the fit.

@@ -1,80 +1,119 @@
-"""How far fits on fixed keys move where the power is an operand of their programs.
+"""How far fits move where the power is an operand of their programs instead of a constant.
 
-``python tests/benchmarks/power_operand.py --save FILE`` writes what the golden cases compute, in a checkout whose
-programs hold the power as a constant. ``--before FILE`` in another checkout compares with it, and writes what
-moved to ``docs/results/power_operand.csv``. ``--only WORD ...`` takes the cases with one of the words.
+``python tests/benchmarks/power_operand.py`` fits each case with ``alpha``, an operand, and on the model that
+``nt.temper`` has tempered by hand, whose power is a constant as it was before, and writes
+``docs/results/power_operand.csv``: of each quantity the number that differs most, and by how much of the root
+mean square of all.
 """
 
-import argparse
 import csv
-import pickle
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from provenance import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from golden import cases_choices, cases_fits  # noqa: E402, F401
-from golden.table import CASES  # noqa: E402
-from golden.trajectories import as_array  # noqa: E402
+from golden.table import COUNT, KEY, LABEL, X, Y, counts, linear, location, logistic  # noqa: E402
+
+import numpyro_tempered as nt  # noqa: E402
 
 TABLE = ROOT / "docs" / "results" / "power_operand.csv"
+SIZES = "40 rows, up to 3 features"
 COLUMNS = ("case", "quantity", "before", "after", "relative difference")
+AT_ETA = nt.expectations.gauss_hermite(predictor="eta")
+DRAWN = {"num_draws": 64}
+QUADRATURE = {"expectation": AT_ETA}
+CASES = {
+    "svi, linear, mean field": (nt.fit_svi, linear, AutoNormal, (X, Y), 0.3, {}),
+    "svi, logistic, mean field": (
+        nt.fit_svi,
+        logistic,
+        AutoNormal,
+        (X, LABEL),
+        0.3,
+        {},
+    ),
+    "svi, counts, powers by site": (
+        nt.fit_svi,
+        counts,
+        AutoNormal,
+        (X, COUNT),
+        {"y": 0.7},
+        {},
+    ),
+    "svi, location, full rank": (
+        nt.fit_svi,
+        location,
+        AutoMultivariateNormal,
+        (Y,),
+        0.3,
+        {},
+    ),
+    "gaussian, location, draws": (
+        nt.fit_gaussian,
+        location,
+        AutoMultivariateNormal,
+        (Y,),
+        0.3,
+        DRAWN,
+    ),
+    "gaussian, logistic, quadrature": (
+        nt.fit_gaussian,
+        logistic,
+        AutoNormal,
+        (X, LABEL),
+        0.3,
+        QUADRATURE,
+    ),
+}
 
 
-def numbers(tree):
-    """The numbers of a tree in one vector."""
-    leaves = [as_array(leaf) for leaf in jax.tree.leaves(tree)]
-    parts = [
-        np.ravel(leaf).astype(float) for leaf in leaves if leaf.dtype.kind in "biuf"
-    ]
-    return np.concatenate([np.zeros(0), *parts])
+def quantities(fit):
+    """What a fit holds, in flat arrays."""
+    params = [np.ravel(leaf) for leaf in jax.tree.leaves(fit.params)]
+    return {
+        "params": np.concatenate(params),
+        "losses": fit.losses,
+        "elbo": fit.elbo[:4],
+    }
 
 
-def run(words):
-    """What the cases with one of these words in their names compute."""
-    found = {}
-    for name, case in CASES.items():
-        if any(word in name for word in words):
-            found[name] = {entry: numbers(tree) for entry, tree in case().items()}
-            jax.clear_caches()
-    return found
-
-
-def largest(old, new):
-    """The two numbers that differ most, and their difference over the root mean square of the old ones."""
-    if old.shape != new.shape:
-        return len(old), len(new), np.inf
-    apart = np.abs(np.where(np.isfinite(old) | np.isfinite(new), new - old, 0.0))
-    place, finite = int(np.argmax(apart)), old[np.isfinite(old)]
-    return old[place], new[place], apart[place] / np.sqrt(np.mean(finite**2))
-
-
-def rows(before, after):
-    for name, entries in after.items():
-        for entry, new in entries.items():
-            old = before[name][entry]
-            if not np.array_equal(old, new, equal_nan=True):
-                yield name, entry, *(f"{value:.9g}" for value in largest(old, new))
+def rows_of(name, constant, operand):
+    for quantity, old in quantities(constant).items():
+        old, new = (
+            np.asarray(each, float) for each in (old, quantities(operand)[quantity])
+        )
+        if old.shape != new.shape:
+            yield name, f"number of {quantity}", old.size, new.size, ""
+            continue
+        place = int(np.nanargmax(np.abs(new - old)))
+        share = abs(new[place] - old[place]) / np.sqrt(np.nanmean(old**2))
+        yield name, quantity, f"{old[place]:.9g}", f"{new[place]:.9g}", f"{share:.1e}"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", type=Path)
-    parser.add_argument("--before", type=Path)
-    parser.add_argument("--only", nargs="*", default=[""], metavar="WORD")
-    options = parser.parse_args()
-    found = run(options.only)
-    if options.save:
-        options.save.write_bytes(pickle.dumps(found))
-        return
+    rows = []
+    for name, (function, model, guide, data, alpha, options) in CASES.items():
+        operand = function(KEY, model, guide, *data, alpha=alpha, **options)
+        constant = function(KEY, nt.temper(model, alpha), guide, *data, **options)
+        rows += rows_of(name, constant, operand)
+        if guide is AutoNormal and function is nt.fit_gaussian:
+            responses = (
+                nt.linear_response(KEY, fit, **options) for fit in (constant, operand)
+            )
+            rows += rows_of(
+                "linear response",
+                *(each._replace(losses=each.elbo[:1]) for each in responses),
+            )
     with TABLE.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
-        table.writerows(rows(pickle.loads(options.before.read_bytes()), found))
+        table.writerows([COLUMNS, *rows])
+    TABLE.with_suffix(".txt").write_text(describe(SIZES))
 
 
 if __name__ == "__main__":
