@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.distributions import biject_to
+from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.precision import matmul
@@ -193,7 +194,9 @@ def frame_of(
     return Frame(loc, scale, unpack, start, triangular, full)
 
 
-def _tails(guide: Any) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Params]]:
+def _tails(
+    guide: AutoGuide,
+) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Params]]:
     """The start of what else a guide learns, its degrees of freedom, and its parameters of such coordinates."""
     if not law_of(guide).is_heavy or guide.df is not None:
         return {}, lambda z: {}

@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoMultivariateNormal
+from numpyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.batching import map_batches
@@ -320,7 +320,12 @@ def _is_improper(fn: dist.Distribution) -> bool:
 
 
 def gaussian_of_laplace(
-    guide: Any, model: Model, params: dict, rng_key: Array, args: tuple, kwargs: dict
+    guide: AutoGuide,
+    model: Model,
+    params: dict,
+    rng_key: Array,
+    args: tuple,
+    kwargs: dict,
 ) -> tuple[Guide, dict]:
     """Guide and parameters to evaluate: of a Laplace approximation the Gaussian, not the mode."""
     if not law_of(guide).is_laplace:

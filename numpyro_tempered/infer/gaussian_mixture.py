@@ -2,13 +2,14 @@
 
 import math
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.checks import check_count
@@ -136,7 +137,7 @@ def _mixture(result: Result) -> GaussianMixture:
     return cast(GaussianMixture, result.posterior)
 
 
-def _guide_like(form: Any, num_components: int) -> AutoGaussianMixture:
+def _guide_like(form: AutoGuide, num_components: int) -> AutoGaussianMixture:
     """The guide of a mixture whose components have the form of a Gaussian guide.
 
     Raises:

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Literal, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from numpyro.infer.autoguide import (
 )
 
 from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.core.typing import Array, Params, PyTree
 from numpyro_tempered.gaussian.families import FullRank, GaussianMixture, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.gaussian.families.gaussian_mixture import triangular
@@ -52,10 +52,10 @@ class Reading(NamedTuple):
         to_params: From such a ``q`` to the guide's parameters, but for degrees of freedom.
     """
 
-    q: Any
+    q: PyTree
     layout: Layout
     unpack: Callable[[Array], Params]
-    to_params: Callable[[Any], Params]
+    to_params: Callable[[PyTree], Params]
 
 
 class GuideLaw(NamedTuple):
@@ -75,7 +75,7 @@ class GuideLaw(NamedTuple):
 
     form: Literal["flat", "sites"] | None = None
     has_covariance: bool | None = None
-    read: Callable[[Any, Params], Reading] | None = None
+    read: Callable[[AutoGuide, Params], Reading] | None = None
     is_heavy: bool = False
     is_laplace: bool = False
     is_mixture: bool = False
@@ -117,18 +117,18 @@ def order_of(layout: Layout, names: Iterable[str] | None = None) -> np.ndarray:
     return np.concatenate([places[name] for name in names or sorted(shapes)])
 
 
-def posterior_of(guide: Any, params: Params) -> dist.Distribution | None:
+def posterior_of(guide: AutoGuide, params: Params) -> dist.Distribution | None:
     """Return the distribution of a guide's flat coordinates, with its draws and log density; None if unknown."""
     law = law_of(guide)
     if law.form == "flat":
         with contextlib.suppress(NotImplementedError):
             return guide.get_posterior(params)
-    elif law.read is not None:
-        return dist.Normal(*law.read(guide, params).q).to_event(1)
+    elif law is _NORMAL:
+        return dist.Normal(*_read_sites(guide, params).q).to_event(1)
     return None
 
 
-def gaussian_of(guide: Any, params: Params) -> tuple[Gaussian, Layout] | None:
+def gaussian_of(guide: AutoGuide, params: Params) -> tuple[Gaussian, Layout] | None:
     """Return the Gaussian with the mean and covariance of a guide, or only its variances; None if unknown."""
     law = law_of(guide)
     if law.form == "sites" and not law.has_gates:
@@ -142,21 +142,21 @@ def gaussian_of(guide: Any, params: Params) -> tuple[Gaussian, Layout] | None:
         if isinstance(q, dist.MultivariateStudentT):
             return FullRank(q.loc, q.scale_tril * jnp.sqrt(q.df / (q.df - 2.0))), layout
         moments = MeanField(q.mean, jnp.sqrt(q.variance))
-        if all(np.all(np.isfinite(leaf)) for leaf in moments):
+        if np.all(np.isfinite(moments)):
             return moments, layout
     return None
 
 
-def location_scale_of(guide: Any, params: Params) -> LocationScale | None:
+def location_scale_of(guide: AutoGuide, params: Params) -> LocationScale | None:
     """Return the Gaussian or Student's t of a guide, its sites in the order of their names; None of others.
 
     Raises:
         ValueError: If a Student's t has no variance.
     """
-    law, df = law_of(guide), None
-    q: Any
-    if law.form == "sites" and law.read is not None:
-        q, layout, *_ = law.read(guide, params)
+    q: PyTree
+    df = None
+    if law_of(guide) is _NORMAL:
+        q, layout, *_ = _read_sites(guide, params)
         mean, cov = q.loc, np.diag(np.square(np.asarray(q.scale, np.float64)))
     else:
         q = posterior_of(guide, params)
@@ -187,10 +187,9 @@ def location_scale_of(guide: Any, params: Params) -> LocationScale | None:
 
 def mixture_of(guide: object, params: Params) -> GaussianMixture | None:
     """Return the mixture of a guide, its sites in the order of their names; None of other guides."""
-    law = law_of(guide)
-    if law.read is None or not law.is_mixture:
+    if not law_of(guide).is_mixture:
         return None
-    q, layout, *_ = law.read(guide, params)
+    q, layout, *_ = _read_own(guide, params)
     order = order_of(layout)
     return triangular(q._replace(loc=q.loc[:, order], root=q.root[:, order]))
 
@@ -242,13 +241,15 @@ def _read_sites(guide: AutoNormal, params: Params) -> Reading:
     return Reading(q, layout, layout.split, to_params)
 
 
-def _flat_reading(guide: Any, q: Any, to_params: Callable[[Any], Params]) -> Reading:
+def _flat_reading(
+    guide: AutoGuide, q: PyTree, to_params: Callable[[PyTree], Params]
+) -> Reading:
     """Return a reading of a guide over one flat vector."""
     return Reading(q, flat_layout(guide), unpacker(guide), to_params)
 
 
 def _read_vector(
-    family: Callable[..., Gaussian], scale: str, guide: Any, params: Params
+    family: Callable[..., Gaussian], scale: str, guide: AutoGuide, params: Params
 ) -> Reading:
     """Read a location, and a scale by the name of its parameter and of the field of the family."""
     loc, root = f"{guide.prefix}_loc", f"{guide.prefix}_{scale}"
@@ -256,7 +257,7 @@ def _read_vector(
     return _flat_reading(guide, q, lambda q: {loc: q.loc, root: getattr(q, scale)})
 
 
-def _read_own(guide: Any, params: Params) -> Reading:
+def _read_own(guide: AutoGuide, params: Params) -> Reading:
     """Read by the guide's own methods."""
     return _flat_reading(guide, guide.from_params(params), guide.to_params)
 

@@ -42,7 +42,7 @@ class without_density(Messenger):
         return None
 
 
-def is_light(guide: Any) -> bool:
+def is_light(guide: AutoGuide) -> bool:
     """Whether the first call of a guide can be had by few programs, and is yet to come."""
     # Of others, such as AutoDelta and AutoGuideList, what they keep is not where the density was looked at.
     if law_of(guide).form is None:

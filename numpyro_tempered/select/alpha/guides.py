@@ -1,13 +1,14 @@
 """Fits of one guide at many powers of the likelihood, each to its optimum."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import TraceEnum_ELBO
+from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import log_density
 
@@ -138,7 +139,7 @@ def set_up(
 def build_settler(
     rng_key: Array,
     data: Target,
-    guide: Any,
+    guide: AutoGuide,
     model_of: ModelOf,
     inputs: tuple,
     options: GuideOptions,
