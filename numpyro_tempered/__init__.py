@@ -24,7 +24,8 @@ Namespaces:
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from numpyro_tempered import gaussian, mixtures, online, ppca
 from numpyro_tempered.gaussian import expectations
@@ -120,7 +121,7 @@ _MOVED = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> ModuleType:
     if name in _LAZY:
         return import_module(f"{__name__}.{name}")
     place = f": it is nt.{_MOVED[name]}" if name in _MOVED else ""

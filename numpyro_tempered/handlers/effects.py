@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     class Handler:
         """NumPyro's Messenger; a base whose types are unknown would match every overload."""
 
-        __init__: Any
-        __enter__: Any
-        __exit__: Any
-        __call__: Any
+        __init__: Callable
+        __enter__: Callable
+        __exit__: Callable
+        __call__: Callable
 
 else:
     Handler = Messenger
@@ -141,11 +141,11 @@ def is_same(model: object, other: object) -> bool:
 class DecoratedModel(Generic[P, R]):
     """A decorated model: as a method it binds, and it is pickled by the name of its function."""
 
-    fn: Any
+    fn: Callable
     __name__: str
     __call__: Callable[P, R]
 
-    def _copy(self, fn: Callable) -> Any:
+    def _copy(self, fn: Callable) -> "DecoratedModel":
         raise NotImplementedError
 
     @overload
@@ -160,14 +160,14 @@ class DecoratedModel(Generic[P, R]):
         instance: object,
         owner: type | None = None,
     ) -> "DecoratedModel[Q, S]": ...
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> "DecoratedModel":
         """Return the model of an instance, as a function of a class does."""
         if instance is None or not hasattr(handler_chain(self.fn)[-1], "__get__"):
             return self
         # NumPyro's handlers bind nothing.
         bind = getattr(self.fn, "__get__", lambda to: MethodType(self.fn, to))
         bound = self._copy(bind(instance))
-        bound.__func__, bound.__self__ = self, instance
+        vars(bound).update(__func__=self, __self__=instance)
         return bound
 
     def _origin(self) -> tuple[int, int]:

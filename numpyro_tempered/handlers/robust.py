@@ -211,11 +211,11 @@ class robust(effects.DecoratedModel[P, R], effects.Handler):
 
     @overload
     def __call__(
-        self: "robust[Any, Never]", fn: Callable[Q, S], /
+        self: "robust[..., Never]", fn: Callable[Q, S], /
     ) -> "robust[Q, S]": ...
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
         """Run the robust model, or decorate one."""
         if self.fn is not None:
             return super().__call__(*args, **kwargs)

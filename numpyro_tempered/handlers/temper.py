@@ -175,11 +175,11 @@ class temper(effects.DecoratedModel[P, R], effects.Handler):
 
     @overload
     def __call__(
-        self: "temper[Any, Never]", fn: Callable[Q, S], /
+        self: "temper[..., Never]", fn: Callable[Q, S], /
     ) -> "temper[Q, S]": ...
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
         """Run the tempered model, or decorate one."""
         if self.fn is not None:
             result = super().__call__(*args, **kwargs)
