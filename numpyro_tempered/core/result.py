@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.labels import Labels
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
@@ -34,6 +35,7 @@ class TemperedELBO(NamedTuple):
     improper: tuple[str, ...] = ()
 
 
+@add_repr
 class Evidence(NamedTuple):
     """What a posterior knows of the optimum of its family.
 
@@ -48,6 +50,7 @@ class Evidence(NamedTuple):
     restart_elbos: tuple[float, ...] = ()
 
 
+@add_repr
 class Description(NamedTuple):
     """What a posterior adds to its ArviZ data.
 

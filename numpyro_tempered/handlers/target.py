@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
@@ -12,6 +13,7 @@ from numpyro.infer.util import (
     constrain_fn,
     log_density,
     potential_energy,
+    transform_fn,
     unconstrain_fn,
 )
 
@@ -148,14 +150,39 @@ class Target:
         at, model = self.layout.split(z), temper(self.seeded, 0.0)
         return potential_energy(model, self.args, self.kwargs, at)
 
+    @property
+    def _supports_move(self) -> bool:
+        """Whether a support may depend on other latents, as one with arrays in it may."""
+        return any(
+            isinstance(leaf, jax.Array)
+            for site in self.latents.values()
+            for leaf in jax.tree.leaves(site["fn"].support)
+        )
+
+    @property
+    def _transforms(self) -> dict[str, Any]:
+        """From the unconstrained scale to the support, by latent site."""
+        return {
+            name: biject_to(site["fn"].support)
+            for name, site in self.latents.items()
+            if not site["fn"].support.is_discrete
+        }
+
     def constrain(self, z: Array) -> Params:
         """Values of the latents at z."""
-        at = self.layout.split(z)
-        return constrain_fn(self.seeded, self.args, self.kwargs, at)
+        return self.constrain_sites(self.layout.split(z))
+
+    def constrain_sites(self, unconstrained: Params) -> Params:
+        """Values of the latents at unconstrained values by site."""
+        if self._supports_move:
+            return constrain_fn(self.seeded, self.args, self.kwargs, unconstrained)
+        return transform_fn(self._transforms, unconstrained)
 
     def unconstrain(self, values: Params) -> Params:
         """The values on the unconstrained scale, by site."""
-        return unconstrain_fn(self.seeded, self.args, self.kwargs, values)
+        if self._supports_move:
+            return unconstrain_fn(self.seeded, self.args, self.kwargs, values)
+        return transform_fn(self._transforms, values, invert=True)
 
     def flatten(self, values: Params) -> Array:
         """Z at values of the latents."""

@@ -1,6 +1,7 @@
 """The covariance of a mean-field fit by linear response, where its own standard deviations are too small."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,11 +47,12 @@ _NEEDS = {
 @runs_models
 def linear_response(
     rng_key: Array,
-    fit: TemperedFit,
-    *,
+    fit: Any,
+    *data: object,
     expectation: Expectation | None = None,
     num_draws: int = 256,
     num_particles: int = NUM_PARTICLES,
+    **kwargs: object,
 ) -> TemperedFit:
     r"""The covariance of a mean-field fit by linear response, as a fit with a full covariance.
 
@@ -75,12 +77,15 @@ def linear_response(
     Args:
         rng_key: For the draws, and those of the ELBO.
         fit: A fit of :func:`fit_svi` or :func:`fit_gaussian` with ``AutoNormal``, ``AutoDiagonalNormal``,
-            ``AutoOnlineDiagonalNormal``, or another guide of mean-field Gaussians.
+            ``AutoOnlineDiagonalNormal``, or another guide of mean-field Gaussians; the choice of
+            :func:`select_alpha` that holds one; or the posterior of a stream.
+        *data: What follows a posterior that does not hold its data: the arguments of the model.
         expectation: Of the likelihood, as in :func:`fit_gaussian`: ``gauss_hermite(predictor="eta")`` where the
             model names a predictor that is affine in the latents. By draws where it is left out.
         num_draws: Antithetic draws for what has no closed form, the same for all derivatives; even. Their number
             does not matter where the target is Gaussian, as they cancel.
         num_particles: Draws for the ELBO, where quadrature does not know it.
+        **kwargs: Keyword arguments of the model, likewise.
 
     Returns:
         A :class:`.TemperedFit` of the same model and data, with an ``AutoMultivariateNormal`` that has the fit's
@@ -88,7 +93,7 @@ def linear_response(
         and its ``convergence`` is a :class:`.LinearResponse`.
 
     Raises:
-        TypeError: If ``fit`` is no :class:`.TemperedFit` of a mean-field Gaussian.
+        TypeError: If ``fit`` is no posterior by a mean-field Gaussian.
         ValueError: If the Hessian is not positive definite, or the fit is more than half a nat from its optimum;
             if there are more than 500 latent coordinates; if the model has params, subsamples, local plates, or
             densities with kinks, as for :func:`fit_gaussian`; if the predictor of a quadrature is not affine.
@@ -118,11 +123,14 @@ def linear_response(
         check_record(
             expectation, "expectation", Expectation, 'gauss_hermite(predictor="eta")'
         )
+    fit = fit if hasattr(fit, "on") else getattr(fit, "fit", fit)
+    fit = fit.on(*data, rng_key=rng_key, **kwargs) if hasattr(fit, "on") else fit
     mean_field, layout = read_fit(fit)
     _check_fit(fit, mean_field)
     guide_key, draw_key, elbo_key, later_key = jax.random.split(rng_key, 4)
-    model: temper = fit.model  # type: ignore[assignment]
+    model: temper = fit.model
     mean_field_guide: AutoGuide = fit.guide
+    fit = fit if fit.elbo is not None else fit.evaluate(num_particles)
     args, kwargs = fit.args, fit.kwargs
     medians = mean_field_guide.median(fit.params)
     # The guide keeps these, and may have computed deterministic sites of the size of the data.

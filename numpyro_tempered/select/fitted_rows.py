@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_tempered.core.programs import trace_once
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.requirements import require
@@ -74,9 +75,15 @@ def read_rows(
         trace = target.trace_at(target.constrain(theta))
         return -alpha * log_lik_of_each(trace, places)
 
+    start = target.flatten(target.values)
     data = target.args, target.kwargs
     rows = Rows(trace, target.observed, data, places, dependence)
-    return FittedRows(alpha, losses, target.prior_potential, rows)
+    return FittedRows(
+        alpha,
+        trace_once(losses, start),
+        trace_once(target.prior_potential, start),
+        rows,
+    )
 
 
 def check_units(rows: FittedRows, num_latents: int, lags: int) -> int:

@@ -104,6 +104,23 @@ def test_the_result_is_a_fit_of_the_same_means(mean_field, response):
     assert mean_field.elbo.value < evidence - 1.0
 
 
+def test_a_choice_of_alpha_and_a_stream_have_it_too(mean_field, response):
+    choice = nt.alpha.AlphaChoice(0.5, mean_field, data=None, advice="")
+    found = nt.linear_response(KEY, choice, expectation=ETA)
+    np.testing.assert_array_equal(sds(found, "w", "b"), sds(response, "w", "b"))
+    online = nt.OnlineVI(mean, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
+    state = online.init(KEY, Y)
+    state, _ = online.update(state, Y)
+    stream = nt.linear_response(KEY, online.posterior(state), Y)
+    assert stream.sd["mu"] == pytest.approx((len(Y) + 1.0) ** -0.5, rel=1e-4)
+
+
+def mean(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
 def test_the_evidence_of_the_response(mean_field, response):
     evidence = response.convergence
     assert isinstance(evidence, nt.results.LinearResponse)

@@ -31,6 +31,27 @@ def respond():
     nt.linear_response(KEY, fit)
 
 
+def fitted():
+    fit = nt.fit_svi(KEY, model, AutoMultivariateNormal, X, Y, alpha=0.5)
+    RUNS.clear()
+    return fit
+
+
+def learn():
+    online = nt.OnlineVI(
+        regression, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi(), ETA
+    )
+    online.run(online.init(KEY, X[:1], Y[:1]), X[:, None], Y[:, None])
+
+
+def regression(x, y):
+    RUNS.append(1)
+    b = numpyro.sample("b", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    with numpyro.plate("n", len(y)):
+        eta = numpyro.deterministic("eta", x @ b)
+        numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+
 # The call, and the most runs that it may take.
 CALLS = {
     "fit_svi": (lambda: nt.fit_svi(KEY, model, AutoNormal, X, Y, alpha=0.5), 8),
@@ -45,6 +66,21 @@ CALLS = {
         17,
     ),
     "linear_response": (respond, 14),
+    "sandwich": (lambda: nt.sandwich(KEY, fitted()), 4),
+    "check_fit": (lambda: nt.check_fit(KEY, fitted()), 9),
+    "select_alpha": (
+        lambda: nt.select_alpha(
+            KEY,
+            model,
+            AutoNormal,
+            X,
+            Y,
+            alphas=[0.25, 0.5, 1.0],
+            criterion=nt.alpha.magnitude(),
+        ),
+        19,
+    ),
+    "OnlineVI.run, quadrature": (learn, 24),
 }
 
 

@@ -149,8 +149,7 @@ def sandwich(name):
 
 def linear_response(name):
     """The exact covariance, where the fit is a mean field."""
-    fit = POSTERIORS[name].bound() if name == "OnlineVI" else made(name)
-    response = nt.linear_response(KEY, fit)
+    response = nt.linear_response(KEY, made(name), *POSTERIORS[name].data)
     close(response.mean["theta"], MEAN, atol=0.02)
     close(response.sd["theta"], np.sqrt(np.diag(COV)), rtol=2e-2)
 

@@ -166,38 +166,30 @@ def sites_of(guide, values):
 
 
 @pytest.mark.parametrize(
-    ("component", "x", "expected"),
+    ("component", "expected"),
     [
         (
             nt.mixtures.components.gaussian(3),
-            X[[0, 2, 5]],
             {
                 "loc": ["component", "feature"],
                 "precision": ["component", "feature", "other_feature"],
             },
         ),
-        (
-            nt.mixtures.components.known_variance(3),
-            X[[0, 2, 5]],
-            {"loc": ["component", "feature"]},
-        ),
+        (nt.mixtures.components.known_variance(3), {"loc": ["component", "feature"]}),
         (
             nt.mixtures.components.categorical([4, 4]),
-            np.array([[0.0, 3.0], [1.0, 2.0]]),
             {"probs": ["component", "feature", "level"]},
         ),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_dimensions_of_sites_have_names(component, x, expected):
-    model = nt.mixtures.numpyro_model(component, 2)
-    fit = SimpleNamespace(
-        model=model,
-        rng_key=jax.random.key(0),
-        args=(jnp.asarray(x, jnp.float32),),
-        kwargs={},
-    )
-    assert _dims(fit) == {"weights": ["component"], "x": ["row", "feature"], **expected}
+def test_dimensions_of_sites_have_names(component, expected):
+    two = jax.tree.map(lambda part: np.stack([part, part]), component.prior)
+    assert _dims(fit_of(component, two)) == {
+        "weights": ["component"],
+        "x": ["row", "feature"],
+        **expected,
+    }
 
 
 def test_names_of_sites_are_those_of_the_part_they_begin_with():

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import numpyro_tempered as nt
+from numpyro_tempered.core import tables
 
 
 @pytest.fixture
@@ -298,7 +299,7 @@ def test_what_is_not_a_table_of_numbers(write, text, options, message, block_byt
 def test_a_quote_that_is_not_closed_is_not_sought_to_the_end_of_memory(
     write, monkeypatch
 ):
-    monkeypatch.setattr(nt.online, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(tables, "MAX_LINE_BYTES", 1000)
     for text in [
         'x,y\n1,"2\n' + "1,2\n" * 100_000,
         '"x,y\n' + "1,2\n" * 100_000,

@@ -699,10 +699,7 @@ def test_what_has_no_sandwich_is_refused(name):
 
 
 def test_wrong_calls(fit):
-    with pytest.raises(
-        TypeError,
-        match=r"^sandwich takes.*got int.*calibrated_powers.*has such standard deviations",
-    ):
+    with pytest.raises(TypeError, match=r"^got int, which is no tempered posterior"):
         nt.sandwich(KEY, 1)
     with pytest.raises(TypeError, match=r"rng_key.*the call is"):
         nt.sandwich(fit, KEY)

@@ -379,6 +379,6 @@ def test_a_ledger_without_hindsight_is_drawn_as_losses():
 
 def test_other_arviz_data_have_no_regret():
     with pytest.raises(
-        ValueError, match=r"needs the result of regret_ledger.*got groups"
+        ValueError, match=r"needs the result of nt\.bounds\.regret_ledger.*got groups"
     ):
         nt.plots.plot_regret(no_ledger())

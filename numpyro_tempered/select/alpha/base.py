@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
-from numpyro.infer.util import constrain_fn, potential_energy
+from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.display import add_repr
@@ -115,9 +115,7 @@ class Task(Target):
 
     def losses(self, unconstrained: dict[str, Array]) -> Array:
         """Negative log-likelihood of each datum, ``(n,)``, at unconstrained values of the latents."""
-        return -self.log_lik_of_each(
-            constrain_fn(self.seeded, self.args, self.kwargs, unconstrained)
-        )
+        return -self.log_lik_of_each(self.constrain_sites(unconstrained))
 
     def log_prior(self, unconstrained: dict[str, Array]) -> Array:
         """Log-density of the prior on the unconstrained scale, prior factors included."""

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve
-from numpyro.infer.util import constrain_fn
 
 from numpyro_tempered.core.checks import check_choice, check_count, check_number
 from numpyro_tempered.core.typing import Array
@@ -203,9 +202,7 @@ def quantity_of_flat(
     unravel = task.flat()[1]
 
     def quantity(theta: Array) -> Array:
-        return jnp.ravel(
-            of(constrain_fn(task.seeded, task.args, task.kwargs, unravel(theta)))
-        )
+        return jnp.ravel(of(task.constrain_sites(unravel(theta))))
 
     return quantity
 

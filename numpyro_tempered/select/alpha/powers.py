@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve
-from numpyro.infer.util import constrain_fn
 
 from numpyro_tempered.core.differentiation import jacobian
 from numpyro_tempered.core.programs import run_program
@@ -196,13 +195,13 @@ def powers_of(task: Task, estimate: Estimate) -> Powers:
     unravel = task.flat()[1]
 
     def values(theta: Array) -> Array:
-        constrained = constrain_fn(task.seeded, task.args, task.kwargs, unravel(theta))
+        constrained = task.constrain_sites(unravel(theta))
         return ravel_pytree(
             [jnp.asarray(constrained[name], theta.dtype) for name in task.latents]
         )[0]
 
     def shapes(theta: Array) -> list[Array]:
-        constrained = constrain_fn(task.seeded, task.args, task.kwargs, unravel(theta))
+        constrained = task.constrain_sites(unravel(theta))
         return [constrained[name] for name in task.latents]
 
     point, curvature = estimate.sandwich.minimum.point, estimate.sandwich.curvature

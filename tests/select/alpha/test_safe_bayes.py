@@ -192,10 +192,10 @@ def test_an_online_rule_is_refitted_at_every_datum(key, alphas):
     table = nt.table(choice.data)
     np.testing.assert_allclose(table[["gibbs", "plugin"]], expected, rtol=1e-5)
     assert choice.alpha == alphas[np.argmin(expected[:, 1])]
-    assert choice.fit.count == len(y)
+    assert choice.fit.state.count == len(y)
     # The state handed over is that of the chosen alpha, in the order of the data.
     np.testing.assert_allclose(
-        choice.fit.posterior.loc, posterior(y, choice.alpha)[0], rtol=1e-4
+        choice.fit.state.posterior.loc, posterior(y, choice.alpha)[0], rtol=1e-4
     )
 
 
