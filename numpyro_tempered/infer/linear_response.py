@@ -128,7 +128,7 @@ def linear_response(
     mean_field, layout = read_fit(fit)
     _check_fit(fit, mean_field)
     guide_key, draw_key, elbo_key, later_key = jax.random.split(rng_key, 4)
-    model: temper = fit.model
+    model = fit.model if isinstance(fit.model, temper) else temper(fit.model)
     mean_field_guide: AutoGuide = fit.guide
     fit = fit if fit.elbo is not None else fit.evaluate(num_particles)
     args, kwargs = fit.args, fit.kwargs

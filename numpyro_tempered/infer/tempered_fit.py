@@ -327,13 +327,13 @@ def draw(fit: TemperedFit, rng_key: Array, num_samples: int) -> Params:
 
 
 def _latent_sites(fit: TemperedFit, rng_key: Array) -> Trace:
-    """The latent sites of the model, as the guide has them at a draw."""
+    """The latent sites of the model, with their values in the guide at a draw."""
     where = fit.guide, fit.params, fit.args, fit.kwargs
     sites = likelihood.latent_sites(trace_guide(rng_key, *where))
-    # A guide over one flat vector has the sites in another order than its model.
+    # A guide over one flat vector has the sites in another order than its model, and as points without support.
     prototype = getattr(fit.guide, "prototype_trace", None) or sites
     return {
-        name: sites[name]
+        name: {**prototype[name], "value": sites[name]["value"]}
         for name in prototype
         if name in sites and not (sites[name].get("infer") or {}).get("is_auxiliary")
     }

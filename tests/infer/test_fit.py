@@ -13,6 +13,7 @@ import pytest
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import (
     AutoDelta,
+    AutoDiagonalNormal,
     AutoLaplaceApproximation,
     AutoMultivariateNormal,
     AutoNormal,
@@ -734,3 +735,23 @@ def test_local_plates_leave_a_global_model_alone():
     plain = quick(AutoNormal, alpha=ALPHA, num_particles=10)
     named = quick(AutoNormal, alpha=ALPHA, local_plates=["n"], num_particles=10)
     assert named.elbo == plain.elbo
+
+
+def with_supports(y):
+    scale = numpyro.sample("scale", dist.HalfNormal(3.0))
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(weights[0], scale), obs=y)
+
+
+@pytest.mark.parametrize("guide", [AutoNormal, AutoDiagonalNormal])
+def test_moments_are_those_of_draws_on_every_support(guide):
+    """A guide over one flat vector shows its sites as points, which have no support."""
+    fit = nt.fit_svi(
+        KEY, with_supports, guide, jnp.asarray(Y), optim=optax.adam(0.05), num_steps=20
+    )
+    draws = fit.sample_posterior(jax.random.key(1), (20000,))
+    for name, values in draws.items():
+        sd = values.std(axis=0)
+        np.testing.assert_allclose(fit.sd[name], sd, rtol=0.05)
+        assert np.all(np.abs(fit.mean[name] - values.mean(axis=0)) < 0.05 * sd)
