@@ -717,7 +717,7 @@ def test_single_precision_reports_the_same_elbo(key):
     # Both are bounds in float64: what remains is where the ascent stopped.
     assert -0.05 < single.objective - double.objective <= 1e-9 * abs(double.objective)
     assert single.trace[-1] == pytest.approx(single.objective, abs=0.5)
-    np.testing.assert_allclose(single.mean, double.mean, atol=1e-2)
+    np.testing.assert_allclose(single.location, double.location, atol=1e-2)
 
 
 def fit_weak():
