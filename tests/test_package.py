@@ -445,7 +445,9 @@ def signature(value):
         for p in inspect.signature(value).parameters.values()
     ]
     bare = inspect.Signature(parameters)
-    return re.sub(r"<function (\S+) at 0x\w+>", r"<\1>", str(bare))
+    text = re.sub(r"<function (\S+) at 0x\w+>", r"<\1>", str(bare))
+    # A record as a default is shown in lines.
+    return re.sub(r"\s+", " ", text)
 
 
 def signatures():

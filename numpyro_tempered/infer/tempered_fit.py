@@ -326,6 +326,23 @@ def draw(fit: TemperedFit, rng_key: Array, num_samples: int) -> Params:
     return {name: draws[name] for name in names}
 
 
+def without_data(source: Any, model: Model, guide: Guide) -> TemperedFit:
+    """The posterior that another result stands for, by its tempered model and its guide."""
+    return TemperedFit(
+        model=model,
+        guide=guide,
+        params={},
+        alpha=float(np.asarray(source.alpha)),
+        losses=-source.trace,
+        elbo=source.elbo,
+        observed={},
+        args=(),
+        kwargs={},
+        rng_key=None,
+        source=source,
+    )
+
+
 def _latent_sites(fit: TemperedFit, rng_key: Array) -> Trace:
     """The latent sites of the model, with their values in the guide at a draw."""
     where = fit.guide, fit.params, fit.args, fit.kwargs

@@ -12,7 +12,7 @@ from numpyro_tempered.core import ascent
 from numpyro_tempered.core.ascent import Ascent, Iterate, Step
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.progress import ProgressBar, progress
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components.base import Component
@@ -171,8 +171,8 @@ def begin(
 
 
 def read_all(
-    algorithm: Algorithm, component: Component, problem: Any, states: Any
-) -> Any:
+    algorithm: Algorithm, component: Component, problem: PyTree, states: PyTree
+) -> PyTree:
     """What a pass reads of states with leading axis R."""
     return jax.vmap(lambda state: algorithm.read(component, problem, state))(states)
 
@@ -180,13 +180,13 @@ def read_all(
 def pass_sums(
     algorithm: Algorithm,
     component: Component,
-    problem: Any,
+    problem: PyTree,
     blocks: sweep.Blocks,
-    read: Any,
-) -> Any:
+    read: PyTree,
+) -> PyTree:
     """The sums of a pass, leading axis R."""
 
-    def of_one(mixture: Any) -> Any:
+    def of_one(mixture: PyTree) -> PyTree:
         return sweep.over_blocks(
             partial(algorithm.terms, component, problem, mixture), blocks
         )
@@ -197,14 +197,14 @@ def pass_sums(
 def after_pass(
     algorithm: Algorithm,
     component: Component,
-    problem: Any,
+    problem: PyTree,
     point: PassState[T],
-    sums: Any,
+    sums: PyTree,
     total: Array,
 ) -> Iterate[PassState[T]]:
     """The states after a pass with these sums, leading axis R."""
 
-    def of_one(state: T, sums: Any) -> tuple[Array, Array, T]:
+    def of_one(state: T, sums: PyTree) -> tuple[Array, Array, T]:
         return algorithm.follow(component, problem, state, sums, total)
 
     objective, rounding, following = jax.vmap(of_one)(point.update, sums)
@@ -214,7 +214,7 @@ def after_pass(
 def step_of(
     algorithm: Algorithm,
     component: Component,
-    problem: Any,
+    problem: PyTree,
     blocks: sweep.Blocks,
     total: Array,
 ) -> Step[PassState[T]]:

@@ -13,7 +13,7 @@ from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.chunks import blocks
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.processes import spans_processes, to_host
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import (
@@ -98,7 +98,7 @@ class ChunkSource(NamedTuple):
         """K: a pass over chunks takes longer than a program of another size."""
         return num_components
 
-    def reduce(self, summary: Summary, *arguments: Any) -> Any:
+    def reduce(self, summary: Summary, *arguments: PyTree) -> PyTree:
         """What a summary makes of all rows, whose sums are compensated from block to block."""
         component, running = self.data.component, None
         read = _read(summary, component, arguments)
@@ -118,7 +118,7 @@ class ChunkSource(NamedTuple):
         problem: P,
         starts: Starts,
         next_steps: object = None,
-    ) -> tuple[P, Any]:
+    ) -> tuple[P, PyTree]:
         """The problem, and states from responsibilities of the sample, weighted as all data."""
         problem = jax.tree.map(np.asarray, self.reduce(algorithm.pose, problem))
         scale = self.data.total / float(np.sum(self.data.weight, dtype=np.float64))
@@ -132,7 +132,7 @@ class ChunkSource(NamedTuple):
         return problem, states
 
     def ascend(
-        self, algorithm: Algorithm, problem: Any, states: T, limits: Limits
+        self, algorithm: Algorithm, problem: PyTree, states: T, limits: Limits
     ) -> Ascent[PassState[T]]:
         """All restarts to their ends, a pass over the chunks for each iteration."""
         component, dtype = self.data.component, self.data.rows.dtype
@@ -328,7 +328,9 @@ def chunk_source(
 
 
 @partial(jax.jit, static_argnames=("summary", "component"))
-def _read(summary: Summary, component: Component, arguments: tuple[Any, ...]) -> Any:
+def _read(
+    summary: Summary, component: Component, arguments: tuple[PyTree, ...]
+) -> PyTree:
     return summary.read(component, *arguments)
 
 
@@ -338,7 +340,7 @@ def add_block(
     running: T | None,
     rows: Array,
     weight: Array,
-    read: Any,
+    read: PyTree,
     *,
     component: Component,
     size: int,
@@ -356,18 +358,18 @@ def add_block(
 def _finish(
     summary: Summary,
     component: Component,
-    running: Any,
-    read: Any,
-    arguments: tuple[Any, ...],
-) -> Any:
+    running: PyTree,
+    read: PyTree,
+    arguments: tuple[PyTree, ...],
+) -> PyTree:
     return summary.finish(component, sweep.total_of(running), read, *arguments)
 
 
 @partial(jax.jit, static_argnames=("component", "algorithm"))
 def _after_pass(
     state: Ascent[PassState[T]],
-    problem: Any,
-    sums: Any,
+    problem: PyTree,
+    sums: PyTree,
     tolerance: Array,
     total: Array,
     *,

@@ -25,7 +25,7 @@ from numpyro_tempered.core.rows import warn_if_unresolved
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.tempered_fit import TemperedFit
+from numpyro_tempered.infer.tempered_fit import TemperedFit, without_data
 from numpyro_tempered.mixtures.bridges.sites import (
     COMPONENTS,
     DATA,
@@ -176,18 +176,8 @@ class MixtureFit(NamedTuple):
     def _fit(self) -> TemperedFit:
         """The mixture with its guide and its tempered model of NumPyro, without data."""
         model = mixture_model(self.component, self.prior, self.problem.concentration)
-        return TemperedFit(
-            model=temper(model, self.alpha),
-            guide=mixture_guide(*self._sites),
-            params={},
-            alpha=self.alpha,
-            losses=-self.trace,
-            elbo=self.elbo,  # type: ignore[arg-type]
-            observed={},
-            args=(),
-            kwargs={},
-            rng_key=None,
-            source=self,
+        return without_data(
+            self, temper(model, self.alpha), mixture_guide(*self._sites)
         )
 
     def sample_posterior(

@@ -18,7 +18,7 @@ from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.rows import warn_if_unresolved
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.tempered_fit import TemperedFit
+from numpyro_tempered.infer.tempered_fit import TemperedFit, without_data
 from numpyro_tempered.ppca.base import (
     Posterior,
     Prior,
@@ -299,19 +299,8 @@ class PPCAFit(NamedTuple):
     @property
     def _fit(self) -> TemperedFit:
         """The fit with its guide and its tempered model of NumPyro, without data."""
-        return TemperedFit(
-            model=temper(_model_of(self, missing=True), alpha=self.alpha),
-            guide=numpyro_guide(self),
-            params={},
-            alpha=self.alpha,
-            losses=-self.trace,
-            elbo=self.elbo,
-            observed={},
-            args=(),
-            kwargs={},
-            rng_key=None,
-            source=self,
-        )
+        model = temper(_model_of(self, missing=True), alpha=self.alpha)
+        return without_data(self, model, numpyro_guide(self))
 
     def draw(self, rng_key: Array, num_samples: int) -> Params:
         """Draws by site, ``(num_samples, ...)`` each."""

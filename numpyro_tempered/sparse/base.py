@@ -20,7 +20,7 @@ from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.distributions import SpikeAndSlab
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.set_up import first_call
-from numpyro_tempered.infer.tempered_fit import TemperedFit
+from numpyro_tempered.infer.tempered_fit import TemperedFit, without_data
 from numpyro_tempered.sparse.arguments import Prior, real_array
 
 
@@ -143,20 +143,8 @@ class RegressionFit(NamedTuple):
     @property
     def _fit(self) -> TemperedFit:
         """The regression with its guide and its tempered model, of rows less ``centre``, without data."""
-        return TemperedFit(
-            # Columns far from 0 keep their digits.
-            model=tempered_model(self),
-            guide=guide_of(self),
-            params={},
-            alpha=float(np.asarray(self.alpha)),
-            losses=-self.trace,
-            elbo=self.elbo,
-            observed={},
-            args=(),
-            kwargs={},
-            rng_key=None,
-            source=self,
-        )
+        # Columns far from 0 keep their digits.
+        return without_data(self, tempered_model(self), guide_of(self))
 
     def draw(self, rng_key: Array, num_samples: int) -> Params:
         """Draws by site, ``(num_samples, ...)`` each."""
