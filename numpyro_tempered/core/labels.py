@@ -43,24 +43,30 @@ def column_labels(data: PyTree) -> np.ndarray | None:
     return None
 
 
-def frame_columns(args: tuple, kwargs: Mapping[str, object]) -> dict[str, list]:
-    """The names of the columns of the data frames among arguments, by argument."""
-    named = {f"number {place}": value for place, value in enumerate(args, 1)} | {
-        **kwargs
+def frame_columns(arguments: Mapping[str, object]) -> dict[str, list]:
+    """The names of the columns of the tables in arguments, by argument."""
+    tables = {
+        name + jax.tree_util.keystr(path): leaf
+        for name, value in arguments.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
     }
-    columns = {name: getattr(value, "columns", None) for name, value in named.items()}
+    # The columns of a table of Arrow are its data.
+    columns = {
+        name: getattr(leaf, "column_names", getattr(leaf, "columns", None))
+        for name, leaf in tables.items()
+    }
     return {name: list(each) for name, each in columns.items() if each is not None}
 
 
 def check_columns(
-    of_fit: Mapping[str, list] | None, args: tuple, kwargs: Mapping[str, object]
+    of_fit: Mapping[str, list] | None, of_arguments: Mapping[str, list]
 ) -> None:
-    """Refuse frames with other columns than those of a fit, or in another order.
+    """Refuse tables with other columns than those of a fit, or in another order.
 
     Raises:
         ValueError: With both.
     """
-    for name, columns in frame_columns(args, kwargs).items():
+    for name, columns in of_arguments.items():
         expected = (of_fit or {}).get(name)
         if expected is not None and columns != expected:
             raise ValueError(

@@ -20,6 +20,7 @@ from numpyro_tempered.core.checks import (
     describe,
     is_traced,
 )
+from numpyro_tempered.core.labels import frame_columns
 from numpyro_tempered.core.processes import (
     all_finite,
     automatic_mesh,
@@ -136,6 +137,14 @@ def model_arguments(
     if finite:
         _check_finite(model, whole[0], whole[1], labels)
     return whole
+
+
+def argument_columns(
+    function: Callable[..., object], model: Model, args: tuple, kwargs: dict
+) -> dict[str, list]:
+    """The columns of the tables in a model's arguments, by its names for these."""
+    names = argument_names(function, model, args, kwargs)
+    return frame_columns(dict(zip(names, (*args, *kwargs.values()), strict=True)))
 
 
 def argument_names(

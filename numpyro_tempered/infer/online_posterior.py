@@ -1,7 +1,7 @@
 """The posterior of a stream."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,10 @@ from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.result import DataSummary, Description, Evidence
 from numpyro_tempered.core.typing import Array, Params
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.arguments import argument_columns
+from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.robust import divergences
+from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online_checks import stream_arguments
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.tempered_fit import TemperedFit
@@ -58,9 +61,13 @@ class StreamPosterior(NamedTuple):
 
     @property
     def alpha(self) -> float | dict[str, float]:
-        """Power on the likelihood; by site where sites differ."""
-        self.online.require_set_up()
-        return likelihood.common_alpha(self.online.guide.prototype_trace)
+        """Power on the likelihood; by site where sites differ, NaN where its data alone tell, see ``on``."""
+        layers = handler_chain(self.online.model)
+        powers: list[Any] = [x.alpha for x in layers if isinstance(x, temper)]
+        if len(powers) == 1 and isinstance(powers[0], Mapping):
+            return dict(powers[0])
+        is_known = not any(isinstance(p, Mapping) or np.ndim(p) for p in powers)
+        return math.prod(map(float, powers)) if is_known else math.nan
 
     @property
     def elbo(self) -> None:
@@ -132,9 +139,9 @@ class StreamPosterior(NamedTuple):
                 "the posterior of a stream does not hold its data: pass them after it, "
                 "as in check_fit(key, online.posterior(state), x, y)."
             )
-        args, kwargs = stream_arguments(
-            StreamPosterior.on, self.online.model, data, kwargs
-        )
+        on, model = StreamPosterior.on, self.online.model
+        columns = argument_columns(on, model, data, kwargs)
+        args, kwargs = stream_arguments(on, model, data, kwargs)
         key = self.state.rng_key if rng_key is None else rng_key
         fit = self.fit._replace(args=args, kwargs=kwargs, rng_key=key)
         trace = fit.target.trace
@@ -146,6 +153,7 @@ class StreamPosterior(NamedTuple):
             alpha=likelihood.common_alpha(trace),
             observed=likelihood.observed_values(trace),
             divergences=divergences(trace) or None,
+            columns=columns,
         )
 
     def summarise_data(self) -> DataSummary:

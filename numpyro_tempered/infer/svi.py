@@ -9,13 +9,17 @@ from numpyro.infer import SVI, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_E
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.checks import check_count, check_number
-from numpyro_tempered.core.labels import axis_labels, frame_columns
+from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.progress import ProgressBar
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, PyTree
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.arguments import check_call, feasible_trace
+from numpyro_tempered.handlers.arguments import (
+    argument_columns,
+    check_call,
+    feasible_trace,
+)
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.requirements import check_data
@@ -129,7 +133,7 @@ def fit_svi(
         0.5
     """
     alpha, coords = as_operands(alpha), axis_labels((args, kwargs))
-    columns = frame_columns(args, kwargs)
+    call = args, kwargs
     options = {
         "alpha": alpha,
         "num_steps": num_steps,
@@ -191,7 +195,11 @@ def fit_svi(
         num_particles=num_particles,
     )
     warn_unless_settled(evidence, tolerance)
-    return fit._replace(convergence=evidence, coords=coords or None, columns=columns)
+    return fit._replace(
+        convergence=evidence,
+        coords=coords or None,
+        columns=argument_columns(fit_svi, model, *call),
+    )
 
 
 def _check_steps(

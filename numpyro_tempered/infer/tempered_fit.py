@@ -10,6 +10,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.checks import check_count, check_key
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.labels import Labels, check_columns
 from numpyro_tempered.core.programs import run_program
@@ -25,6 +26,7 @@ from numpyro_tempered.core.result import (
 from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.arguments import argument_columns
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.robust import Divergence
 from numpyro_tempered.handlers.target import Target
@@ -183,12 +185,12 @@ class TemperedFit(NamedTuple):
         where = self.guide, self.model, self.params, self.key, self.args, self.kwargs
         guide: Any
         guide, params = gaussian_of_laplace(*where)
-        data = dict(values)
+        one = data = self._one_draw(values)
         if law_of(guide).form == "flat":
             # Its sites are functions of one flat vector.
             sites = guide.prototype_trace
             flat = [
-                jnp.ravel(biject_to(sites[name]["fn"].support).inv(values[name]))
+                jnp.ravel(biject_to(sites[name]["fn"].support).inv(data[name]))
                 for name, _ in flat_layout(guide).sites
             ]
             data = {f"_{guide.prefix}_latent": jnp.concatenate(flat)}
@@ -196,11 +198,36 @@ class TemperedFit(NamedTuple):
         def density(data: Params, params: Params) -> Array:
             at = handlers.substitute(handlers.seed(guide, self.key), data=data)
             sites = trace_guide(self.key, at, params, self.args, self.kwargs)
-            latents = likelihood.latent_sites(sites).values()
-            terms = [jnp.sum(site["fn"].log_prob(site["value"])) for site in latents]
-            return sum(terms, jnp.zeros(()))
+            latents = likelihood.latent_sites(sites)
+            if auxiliary := sorted(set(latents) - set(data) - set(one)):
+                raise ValueError(
+                    f"the guide draws {auxiliary} besides the latents, over which its density is an integral: this "
+                    "posterior has draws, and no density."
+                )
+            terms = [
+                jnp.sum(site["fn"].log_prob(site["value"])) for site in latents.values()
+            ]
+            total = sum(terms, jnp.zeros(()))
+            # At the edge of a support an unconstrained value is infinite.
+            return jnp.where(jnp.isnan(total), -jnp.inf, total)
 
-        return run_program(density, jax.tree.map(jnp.asarray, data), params)
+        return run_program(density, data, params)
+
+    def _one_draw(self, values: Params) -> Params:
+        """The values of one draw, as arrays.
+
+        Raises:
+            ValueError: If latents are missing or unknown, or have other shapes.
+        """
+        sites = _latent_sites(self, self.key)
+        expected = {name: jnp.shape(sites[name]["value"]) for name in sorted(sites)}
+        one = {name: jnp.asarray(values[name]) for name in sorted(values)}
+        if (got := {name: value.shape for name, value in one.items()}) != expected:
+            raise ValueError(
+                f"log_prob takes one value of each latent, of shapes {expected}, got {got}: of several draws "
+                "take jax.vmap(posterior.log_prob)(draws)."
+            )
+        return one
 
     def predict(
         self,
@@ -245,15 +272,23 @@ class TemperedFit(NamedTuple):
             >>> draws["y"].shape, bool(jnp.abs(draws["y"].mean() - 20.0) < 0.1)
             ((1000, 1), True)
         """
-        check_columns(self.columns, args, kwargs)
+        check_count(num_samples, "num_samples")
+        check_key(rng_key, "posterior.predict(rng_key, *args)")
         if hasattr(self.source, "is_symmetric"):
             # Its rows have no other arguments than their number.
-            return self.source.predict(rng_key, *args, num_samples=num_samples)
+            if new_groups:
+                raise ValueError(
+                    "rows of a mixture or PCA have no groups: leave new_groups out."
+                )
+            return self.source.predict(
+                rng_key, *args, num_samples=num_samples, **kwargs
+            )
+        model = self.fitted_model
+        check_columns(self.columns, argument_columns(predict, model, args, kwargs))
         if hasattr(self.source, "model_arguments"):
             args = self.source.model_arguments(*args)
         draw_key, key = jax.random.split(rng_key)
         draws = draw(self, draw_key, num_samples)
-        model = self.fitted_model
         return predict(key, model, draws, args, kwargs, new_groups=new_groups)[0]
 
     def evaluate(self, num_particles: int = 1000) -> "TemperedFit":

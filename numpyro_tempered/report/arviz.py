@@ -101,6 +101,7 @@ def to_arviz(
     dims: Dims,
     *,
     labels: Labels | None = None,
+    new_labels: Labels | None = None,
 ) -> ArviZData:
     """Groups of arrays by site as ArviZ data, with the versions.
 
@@ -142,8 +143,12 @@ def to_arviz(
         where: Coords | None = coords
         names: Any = labels
         if name.startswith("predictions"):
-            # Other rows than those that were fitted: labels hold where they have the length.
-            where, names = None, {**(labels or {}), **(coords or {})}
+            # Other rows than those that were fitted, whose labels are not theirs.
+            observed = groups.get("observed_data", {})
+            rows = {dim for site in observed for dim in dims.get(site, ())}
+            names = {**(labels or {}), **(coords or {})}
+            names = {dim: each for dim, each in names.items() if dim not in rows}
+            where, names = None, {**names, **(new_labels or {})}
         datasets[name] = dataset(values, sample_dims, where, named, attrs, labels=names)
     return assemble(datasets, attrs)
 

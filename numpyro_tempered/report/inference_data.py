@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.labels import axis_labels, column_labels
+from numpyro_tempered.core.labels import axis_labels, check_columns, column_labels
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import Description
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.arguments import argument_names
+from numpyro_tempered.handlers.arguments import argument_columns, argument_names
 from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, to_arviz
@@ -139,7 +139,7 @@ def to_inference_data(
     run = _Run(bound.target, samples, key, description)
     complete = _evaluate(run, log_lik, posterior_predictive)
     if predictions is not None:
-        complete = _predict(run, complete, predictions)
+        complete = _predict(run, complete, predictions, getattr(bound, "columns", None))
     labels = {**axis_labels((data, kwargs)), **description.coords}
     if (columns := column_labels(data)) is not None:
         # The columns of x, by the names that results of this package have for them.
@@ -149,7 +149,12 @@ def to_inference_data(
         }
         labels |= dict.fromkeys(features, columns)
     return to_arviz(
-        complete.groups, complete.attrs, coords, complete.dims, labels=labels
+        complete.groups,
+        complete.attrs,
+        coords,
+        complete.dims,
+        labels=labels,
+        new_labels=axis_labels(predictions),
     )
 
 
@@ -265,7 +270,10 @@ def _evaluate(run: _Run, log_lik: bool, predictive: bool) -> Description:
 
 
 def _predict(
-    run: _Run, complete: Description, predictions: tuple | Mapping[str, object]
+    run: _Run,
+    complete: Description,
+    predictions: tuple | Mapping[str, object],
+    columns: Mapping[str, list] | None,
 ) -> Description:
     """The groups with draws at other arguments of the model."""
     target = run.target
@@ -282,6 +290,7 @@ def _predict(
         )
     args = predictions if isinstance(predictions, tuple) else ()
     kwargs = {} if isinstance(predictions, tuple) else dict(predictions)
+    check_columns(columns, argument_columns(predict, target.model, args, kwargs))
     key = jax.random.fold_in(run.rng_key, 2**31 - 2)
     draws, trace = predict(key, target.model, run.latents, args, kwargs)
     names = argument_names(predict, target.model, args, kwargs)

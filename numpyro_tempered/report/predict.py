@@ -44,6 +44,7 @@ def predict(
         TypeError: If the model does not take the arguments.
         ValueError: If a latent has another shape at these arguments, there is no such plate, or nothing to draw.
     """
+    new_groups = {new_groups} if isinstance(new_groups, str) else new_groups
     args, kwargs = model_arguments(predict, model, args, kwargs, finite=False)
     trace = _trace(rng_key, model, {}, args, kwargs)
     plates = {name for site in trace.values() for name in plates_of(site)}

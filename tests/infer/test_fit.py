@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import (
+    AutoDAIS,
     AutoDelta,
     AutoDiagonalNormal,
     AutoLaplaceApproximation,
@@ -747,11 +748,40 @@ def with_supports(y):
 @pytest.mark.parametrize("guide", [AutoNormal, AutoDiagonalNormal])
 def test_moments_are_those_of_draws_on_every_support(guide):
     """A guide over one flat vector shows its sites as points, which have no support."""
-    fit = nt.fit_svi(
-        KEY, with_supports, guide, jnp.asarray(Y), optim=optax.adam(0.05), num_steps=20
-    )
+    fit = short_fit(guide)
     draws = fit.sample_posterior(jax.random.key(1), (20000,))
     for name, values in draws.items():
         sd = values.std(axis=0)
         np.testing.assert_allclose(fit.sd[name], sd, rtol=0.05)
         assert np.all(np.abs(fit.mean[name] - values.mean(axis=0)) < 0.05 * sd)
+
+
+def short_fit(guide):
+    return nt.fit_svi(
+        KEY, with_supports, guide, jnp.asarray(Y), optim=optax.adam(0.05), num_steps=20
+    )
+
+
+@pytest.mark.parametrize("guide", [AutoNormal, AutoDiagonalNormal])
+def test_log_prob_takes_one_draw_of_all_latents(guide):
+    fit = short_fit(guide)
+    draws = fit.sample_posterior(KEY, (2,))
+    one = {name: values[0] for name, values in draws.items()}
+    each = jax.vmap(fit.log_prob)(draws)
+    np.testing.assert_allclose(fit.log_prob(one), each[0], rtol=1e-5)
+    for values in (draws, {"scale": 1.0}, {**one, "other": 1.0}, {}):
+        with pytest.raises(
+            ValueError, match=r"^log_prob takes one value of each.*vmap"
+        ):
+            fit.log_prob(values)
+    # The edge of a support is no place for NaN.
+    assert fit.log_prob({**one, "scale": 0.0}) == -jnp.inf
+
+
+def test_a_guide_with_draws_besides_the_latents_has_no_density():
+    fit = short_fit(lambda model: AutoDAIS(model, K=2))
+    one = {"scale": 1.0, "weights": jnp.ones(3) / 3.0}
+    with pytest.raises(
+        ValueError, match=r"^the guide draws \['auto_momentum', 'auto_z_0"
+    ):
+        fit.log_prob(one)

@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pandas as pd
 import pytest
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import numpyro_tempered as nt
+from numpyro_tempered.handlers.arguments import argument_columns
 from numpyro_tempered.report.arviz import group
 
 KEY, N, S, NOISE = jax.random.key(0), 40, 4000, 0.5
@@ -81,6 +83,59 @@ def test_the_columns_of_a_frame_are_those_of_the_fit():
     for wrong in (new[["dose", "age"]], new.rename(columns={"age": "years"})):
         with pytest.raises(ValueError, match=r"has columns \['.*that of the fit"):
             fit.predict(KEY, wrong)
+
+
+FRAME = pd.DataFrame(X, columns=["u", "v"])
+SWAPPED = FRAME[["v", "u"]]
+CHANGED = {
+    "by name": lambda fit: fit.predict(KEY, x=SWAPPED),
+    "a group": lambda fit: nt.to_inference_data(fit, predictions=(SWAPPED,)),
+    "a group by name": lambda fit: nt.to_inference_data(
+        fit, predictions={"x": SWAPPED}
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def of_frame():
+    at_eta = nt.expectations.gauss_hermite(predictor="eta")
+    options = {"alpha": 0.5, "expectation": at_eta}
+    return nt.fit_gaussian(KEY, model, AutoMultivariateNormal, FRAME, Y, **options)
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_other_columns_are_refused_however_they_come(name, of_frame):
+    match = r"^argument x of the model has columns \['v', 'u'\], that of the fit"
+    with pytest.raises(ValueError, match=match):
+        CHANGED[name](of_frame)
+
+
+def test_columns_of_tables_within_arguments_are_seen():
+    arrow = pytest.importorskip("pyarrow").Table.from_pandas(FRAME)
+    found = argument_columns(model, lambda data, y: None, ({"x": arrow},), {"y": FRAME})
+    assert found == {"data['x']": ["u", "v"], "y": ["u", "v"]}
+
+
+def test_a_stream_keeps_its_power_and_the_columns_of_its_data():
+    online = nt.OnlineVI(nt.temper(model, 0.5), nt.guides.AutoOnlineMultivariateNormal)
+    stream = online.posterior(online.init(KEY, FRAME, Y))
+    assert stream.alpha == stream.on(FRAME, Y).alpha == 0.5
+    with pytest.raises(ValueError, match=r"^argument x of the model has columns"):
+        stream.on(FRAME, Y).predict(KEY, SWAPPED)
+
+
+def test_predictions_have_the_labels_of_their_own_rows():
+    def rows(word):
+        index = pd.Index([f"{word}{i}" for i in range(N)], name="n")
+        return FRAME.set_axis(index, axis=0)
+
+    fit = nt.fit_svi(
+        KEY, model, AutoNormal, rows("old"), Y, optim=optax.adam(0.01), num_steps=2
+    )
+    for new, first in ((rows("new"), "new0"), (rows("new")[1:3], "new1"), (X, 0)):
+        data = nt.to_inference_data(fit, num_samples=3, predictions=(new,))
+        assert group(data, "predictions")["n"].values[0] == first
+        assert group(data, "observed_data")["n"].values[0] == "old0"
 
 
 @pytest.mark.full

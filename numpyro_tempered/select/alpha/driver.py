@@ -14,7 +14,7 @@ from numpyro_tempered.core.progress import ProgressBar, progress_bars
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.gaussian.expectations import Expectation
-from numpyro_tempered.handlers.arguments import check_call
+from numpyro_tempered.handlers.arguments import argument_columns, check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.svi import NUM_STEPS
@@ -212,7 +212,8 @@ def select_alpha(
         MCMCOptions(num_warmup, num_samples, num_chains, chain_method),
         progress_bar,
     )
-    labels = axis_labels((data, kwargs))
+    call = data, kwargs
+    labels = axis_labels(call)
     same = {
         "alphas": grid,
         "num_samples": num_samples,
@@ -283,7 +284,7 @@ def select_alpha(
         )
     columns["selected"] = grid == verdict.alpha
     fit, args, of_fit = fits.fit_at(fit_alphas.tolist().index(verdict.alpha))
-    fit = fit._replace(coords=labels or None) if isinstance(fit, TemperedFit) else fit
+    fit = _with_names(fit, labels, model, call)
     posterior = to_inference_data(
         fit, *args, num_samples=num_samples, coords=coords, dims=dims, **of_fit
     )
@@ -327,6 +328,14 @@ class _Options(NamedTuple):
     sizes: Sizes
     mcmc: MCMCOptions
     progress_bar: ProgressBar
+
+
+def _with_names(fit: Any, labels: Labels, model: Model, call: tuple) -> Any:
+    """A fit with the labels and the columns of the user's data."""
+    if not isinstance(fit, TemperedFit):
+        return fit
+    columns = argument_columns(select_alpha, model, *call)
+    return fit._replace(coords=labels or None, columns=columns)
 
 
 def _fit_grid(
