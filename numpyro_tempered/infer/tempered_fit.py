@@ -201,8 +201,8 @@ class TemperedFit(NamedTuple):
             latents = likelihood.latent_sites(sites)
             if auxiliary := sorted(set(latents) - set(data) - set(one)):
                 raise ValueError(
-                    f"the guide draws {auxiliary} besides the latents, over which its density is an integral: this "
-                    "posterior has draws, and no density."
+                    f"the guide draws {auxiliary} besides the latents, over which its density is an integral: "
+                    "this posterior has draws, and no density."
                 )
             terms = [
                 jnp.sum(site["fn"].log_prob(site["value"])) for site in latents.values()

@@ -337,7 +337,7 @@ def test_what_is_known_of_a_guide_is_so_of_its_draws_and_its_density(name):
     mixture = mixture_of(guide, params)
     assert (mixture is not None) == ("is_mixture" in case.flags)
     if mixture is not None:
-        assert_moments(draws, mixture.mean(), mixture.covariance())
+        assert_moments(draws, mixture.mean, mixture.covariance)
     if case.form == "flat" and "is_laplace" not in case.flags:
         at = handlers.substitute(handlers.seed(guide, KEY), params)
         value, trace = log_density(at, (Y,), {}, {})

@@ -1,7 +1,7 @@
 """The choice of alpha: checks, fits along a grid, and the report."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -321,6 +321,9 @@ def _check_streamed(judges: Iterable[Criterion], *, coverage: bool) -> None:
         )
 
 
+T = TypeVar("T")
+
+
 class _Options(NamedTuple):
     """The options of all methods."""
 
@@ -330,7 +333,7 @@ class _Options(NamedTuple):
     progress_bar: ProgressBar
 
 
-def _with_names(fit: Any, labels: Labels, model: Model, call: tuple) -> Any:
+def _with_names(fit: T, labels: Labels, model: Model, call: tuple) -> T:
     """A fit with the labels and the columns of the user's data."""
     if not isinstance(fit, TemperedFit):
         return fit

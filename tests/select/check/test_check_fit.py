@@ -516,7 +516,7 @@ def test_what_has_no_density_is_refused():
         nt.check_fit(KEY, good, y)
     with pytest.raises(ValueError, match="log_density is of plain draws"):
         nt.check_fit(KEY, good, log_density=np.zeros(100))
-    with pytest.raises(TypeError, match="no guide with a density"):
+    with pytest.raises(TypeError, match="is no tempered posterior"):
         nt.check_fit(KEY, good.elbo)
     with pytest.raises(ValueError, match="NaN, infinite or 0"):
         nt.check_fit(KEY, good._replace(args=(y.at[0].set(jnp.nan),)))
