@@ -284,7 +284,8 @@ class TemperedFit(NamedTuple):
                 rng_key, *args, num_samples=num_samples, **kwargs
             )
         model = self.fitted_model
-        check_columns(self.columns, argument_columns(predict, model, args, kwargs))
+        columns = argument_columns(self.predict, model, args, kwargs)
+        check_columns(self.columns, columns)
         if hasattr(self.source, "model_arguments"):
             args = self.source.model_arguments(*args)
         draw_key, key = jax.random.split(rng_key)
