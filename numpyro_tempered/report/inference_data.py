@@ -60,7 +60,8 @@ def to_inference_data(
     ``MixtureFit``                                    ``x, rng_key=key``
     ``PPCAFit``                                       ``x, rng_key=key``
     ``RegressionFit``                                 ``x, y, rng_key=key``
-    ``gaussian.descent.Result``, ``online.PartitionedRun``     ``rng_key=key``
+    ``gaussian.descent.Result``                       ``rng_key=key``
+    ``online.PartitionedRun``                         ``rng_key=key``
     dictionary of draws ``(S, ...)`` by site          the tempered model, then its arguments
     ================================================= ====================================================
 
