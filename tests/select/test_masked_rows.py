@@ -197,6 +197,13 @@ def test_criteria_by_weights_resample_the_data_alone():
         np.testing.assert_allclose(masked[name], alone[name], rtol=0.02)
 
 
+def numbers(result):
+    """The expected log density, its standard error and the effective number of parameters."""
+    before = hasattr(result, "elpd_loo")
+    names = ("elpd_loo", "se", "p_loo") if before else ("elpd", "se", "p")
+    return [getattr(result, name) for name in names]
+
+
 @pytest.mark.full
 @UNRELIABLE
 @pytest.mark.parametrize("name", MODELS)
@@ -214,11 +221,10 @@ def test_sandwich_loo_and_certificates_are_those_of_the_rows_alone(name):
     )
     of_all, of_alone = nt.loo(data), nt.loo(data_alone)
     assert of_all.n_data_points == of_alone.n_data_points == 20
-    for number in ("elpd_loo", "se", "p_loo"):
-        assert of_all[number] == pytest.approx(of_alone[number], rel=1e-3)
+    np.testing.assert_allclose(numbers(of_all), numbers(of_alone), rtol=1e-3)
     # Of ArviZ's own there is no number rather than that of zeros.
     with np.errstate(all="ignore"):
-        assert np.isnan(az.loo(data).elpd_loo)
+        assert np.isnan(numbers(az.loo(data))[0])
 
     def loss(latents, x, y, there):
         return jnp.abs(y - latents["slope"] * x) > 1.0
@@ -253,7 +259,7 @@ def test_loo_of_a_table_counts_the_entries_that_are_there():
         nt.to_inference_data(draws, nt.temper(alone, 0.5), values[entries])
     )
     assert of_table.n_data_points == of_entries.n_data_points == entries.sum()
-    assert of_table.elpd_loo == pytest.approx(of_entries.elpd_loo, rel=1e-5)
+    np.testing.assert_allclose(numbers(of_table)[0], numbers(of_entries)[0], rtol=1e-5)
 
 
 @pytest.mark.full
