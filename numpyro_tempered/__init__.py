@@ -92,37 +92,9 @@ __dir__ = __all__.copy
 __version__ = version("numpyro_tempered")
 # Imported when they are first used.
 _LAZY = {"estimators", "plots", "results", "sparse", "warnings"}
-# Names that were at top level before version 0.2, and where they are.
-_MOVED = {
-    "BareLoss": "OnlineVI.bare_loss",
-    "Calibration": "results.Calibration",
-    "CompilationWarning": "warnings.CompilationWarning",
-    "Convergence": "results.Convergence",
-    "ConvergenceWarning": "warnings.ConvergenceWarning",
-    "DataSummary": "results.DataSummary",
-    "ExpectedNLL": "optim.ExpectedNLL",
-    "FitCheck": "results.FitCheck",
-    "LinearResponse": "results.LinearResponse",
-    "OnlineVIState": "results.OnlineVIState",
-    "SandwichErrors": "results.SandwichErrors",
-    "TemperedELBO": "results.TemperedELBO",
-    "TemperedFit": "results.TemperedFit",
-    "bare_loss": "OnlineVI.bare_loss",
-    "components": "mixtures.components",
-    "descent": "gaussian.descent",
-    "distributions": "sparse.SpikeAndSlab",
-    "families": "gaussian.families",
-    "fit_support": "sparse.fit_support",
-    "hindsight": "bounds.hindsight",
-    "processes": "online.share_rows",
-    "regret_ledger": "bounds.regret_ledger",
-    "round_and_refit": "sparse.round_and_refit",
-    "tables": "online.csv_chunks",
-}
 
 
 def __getattr__(name: str) -> ModuleType:
     if name in _LAZY:
         return import_module(f"{__name__}.{name}")
-    place = f": it is nt.{_MOVED[name]}" if name in _MOVED else ""
-    raise AttributeError(f"{__name__} has no {name!r}{place}.")
+    raise AttributeError(f"{__name__} has no {name!r}.")

@@ -1,6 +1,8 @@
 """Labels of rows and columns that data bring along, for the coordinates of results."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -43,23 +45,36 @@ def column_labels(data: PyTree) -> np.ndarray | None:
     return None
 
 
-def frame_columns(arguments: Mapping[str, object]) -> dict[str, list]:
+def number_names(name: str, axes: Iterable[Iterable]) -> list[str]:
+    """Names of the numbers of an array by the labels of its axes, as ``weights[age, 1]``."""
+    places = itertools.product(*axes)
+    return [name + (f"[{', '.join(map(str, at))}]" if at else "") for at in places]
+
+
+def columns_of(table: object) -> tuple:
+    """The names of the columns of a table; () of what is none."""
+    # The columns of a table of Arrow are its data.
+    return tuple(getattr(table, "column_names", getattr(table, "columns", ())))
+
+
+def names_of(x: object) -> tuple[str, ...] | None:
+    """The names of the columns of a table, where all are strings."""
+    names = columns_of(x)
+    return names if names and all(isinstance(name, str) for name in names) else None
+
+
+def frame_columns(arguments: Mapping[str, object]) -> dict[str, tuple]:
     """The names of the columns of the tables in arguments, by argument."""
-    tables = {
-        name + jax.tree_util.keystr(path): leaf
+    columns = {
+        name + jax.tree_util.keystr(path): columns_of(leaf)
         for name, value in arguments.items()
         for path, leaf in jax.tree_util.tree_leaves_with_path(value)
     }
-    # The columns of a table of Arrow are its data.
-    columns = {
-        name: getattr(leaf, "column_names", getattr(leaf, "columns", None))
-        for name, leaf in tables.items()
-    }
-    return {name: list(each) for name, each in columns.items() if each is not None}
+    return {name: each for name, each in columns.items() if each}
 
 
 def check_columns(
-    of_fit: Mapping[str, list] | None, of_arguments: Mapping[str, list]
+    of_fit: Mapping[str, tuple | None] | None, of_arguments: Mapping[str, tuple]
 ) -> None:
     """Refuse tables with other columns than those of a fit, or in another order.
 
@@ -68,11 +83,24 @@ def check_columns(
     """
     for name, columns in of_arguments.items():
         expected = (of_fit or {}).get(name)
-        if expected is not None and columns != expected:
+        if not expected or columns == expected:
+            continue
+        # Numbers by which a table counts its columns are no names.
+        counted = {tuple(range(len(columns))), tuple(range(len(expected)))}
+        if set(columns) == set(expected) or counted.isdisjoint({columns, expected}):
             raise ValueError(
-                f"argument {name} of the model has columns {columns}, that of the fit {expected}: pass these, in "
+                f"argument {name} has columns {list(columns)}, that of the fit {list(expected)}: pass these, in "
                 "this order."
             )
+
+
+def check_names(fit: Any, x: object) -> None:
+    """Refuse a table x with other columns than the fit's ``column_names``, or in another order.
+
+    Raises:
+        ValueError: With both.
+    """
+    check_columns({"x": fit.column_names}, frame_columns({"x": x}))
 
 
 def _named_axes(data: PyTree) -> Iterator[tuple[str, np.ndarray]]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.labels import Labels
+from numpyro_tempered.core.labels import Labels, check_names
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
 
@@ -149,6 +149,21 @@ def fit_attrs(fit: Any) -> dict[str, object]:
         attrs = {"elbo": fit.elbo.value, "elbo_se": fit.elbo.se}
     # Files of netCDF know no booleans.
     return attrs if fit.converged is None else attrs | {"converged": int(fit.converged)}
+
+
+def take_data(result: Any, data: tuple, *names: str) -> tuple:
+    """The data that a result was fitted to, of these names, the first of them rows.
+
+    Raises:
+        ValueError: If some are missing, or have other columns than the result's.
+    """
+    if len(data) != len(names):
+        raise ValueError(
+            f"a {type(result).__name__} is followed by the data that it was fitted to, {' and '.join(names)}: "
+            f"got {len(data)} values."
+        )
+    check_names(result, data[0])
+    return data
 
 
 def refuse_data(

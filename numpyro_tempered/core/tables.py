@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count, describe
+from numpyro_tempered.core.labels import columns_of
 from numpyro_tempered.core.rows import as_array
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def frame_chunks(
         levels = [level for level in frame.index.names if level in named]
         names = _columns([*levels, *frame.columns], outcome, features)
     else:
-        present = getattr(frame, "column_names", frame.columns)
-        names = _columns(present, outcome, features, frame.schema)
+        names = _columns(columns_of(frame), outcome, features, frame.schema)
     for start in range(0, _check_rows(len(frame), "the table"), size):
         if is_pandas:
             part = frame.iloc[start : start + size]

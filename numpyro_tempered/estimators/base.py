@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, validation
 
 from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.labels import columns_of
 from numpyro_tempered.core.rows import as_array, holds_dates
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import components
@@ -113,8 +114,7 @@ def read_rows(x: Any, name: str = "X") -> Any:
         return numbers
     import pandas as pd  # takes a while to import
 
-    # Arrow's columns are its arrays.
-    names = x.columns if hasattr(x, "iloc") else getattr(x, "column_names", x.columns)
+    names = x.columns if hasattr(x, "iloc") else columns_of(x)
     check_once(list(names))
     return pd.DataFrame(numbers, getattr(x, "index", None), names, copy=False)
 

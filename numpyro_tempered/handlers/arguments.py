@@ -141,7 +141,7 @@ def model_arguments(
 
 def argument_columns(
     function: Callable[..., object], model: Model, args: tuple, kwargs: dict
-) -> dict[str, list]:
+) -> dict[str, tuple]:
     """The columns of the tables in a model's arguments, by its names for these."""
     names = argument_names(function, model, args, kwargs)
     return frame_columns(dict(zip(names, (*args, *kwargs.values()), strict=True)))

@@ -3,6 +3,7 @@
 import itertools
 import sys
 import traceback
+from abc import abstractmethod
 from collections.abc import Callable
 from types import MethodType
 from typing import (
@@ -145,8 +146,16 @@ class DecoratedModel(Generic[P, R]):
     __name__: str
     __call__: Callable[P, R]
 
+    @abstractmethod
     def _copy(self, fn: Callable) -> "DecoratedModel":
-        raise NotImplementedError
+        """The same handler of another function."""
+
+    def _decorate(self, args: tuple, kwargs: dict) -> "DecoratedModel":
+        """Make the first call of a handler without a model decorate one."""
+        if len(args) != 1 or kwargs or not callable(args[0]):
+            name = type(self).__name__
+            raise TypeError(f"{name}(...) without a model decorates one callable.")
+        return self._copy(args[0])
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...

@@ -219,9 +219,7 @@ class robust(effects.DecoratedModel[P, R], effects.Handler):
         """Run the robust model, or decorate one."""
         if self.fn is not None:
             return super().__call__(*args, **kwargs)
-        if len(args) != 1 or kwargs or not callable(args[0]):
-            raise TypeError("robust(beta=...) without a model decorates one callable.")
-        return self._copy(args[0])
+        return self._decorate(args, kwargs)
 
     def _copy(self, fn: Callable) -> "robust":
         return robust(fn, self.beta, unit=self.unit)

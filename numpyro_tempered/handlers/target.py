@@ -134,10 +134,12 @@ class Target:
 
     def log_lik(self, values: Params) -> Array:
         """Log-likelihood of all data, as the model weighs it: powers and scales included."""
+        self._check_values(values)
         return _weighted_log_lik(self.trace_at(values))
 
     def log_joint(self, values: Params) -> Array:
         """The log of the joint density at values of the latents, every constant included."""
+        self._check_values(values)
         return log_density(self.seeded, self.args, self.kwargs, values)[0]
 
     def potential(self, z: Array) -> Array:
@@ -149,6 +151,13 @@ class Target:
         """Minus the log-density of the prior of z, prior factors included."""
         at, model = self.layout.split(z), temper(self.seeded, 0.0)
         return potential_energy(model, self.args, self.kwargs, at)
+
+    def _check_values(self, values: Params) -> None:
+        """Refuse to draw what is missing."""
+        if missing := sorted(set(self.latents) - set(values)):
+            raise ValueError(
+                f"values of the latents {sorted(self.latents)} are needed, and {missing} are missing."
+            )
 
     @property
     def _supports_move(self) -> bool:

@@ -185,9 +185,7 @@ class temper(effects.DecoratedModel[P, R], effects.Handler):
             result = super().__call__(*args, **kwargs)
             self._check_dependence(args, kwargs)
             return result
-        if len(args) != 1 or kwargs or not callable(args[0]):
-            raise TypeError("temper(alpha=...) without a model decorates one callable.")
-        return self._copy(args[0])
+        return self._decorate(args, kwargs)
 
     def _copy(self, fn: Model | None) -> "temper":
         return temper(

@@ -31,6 +31,7 @@ from numpyro_tempered.infer.guide_laws import has_gates
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.support_prior import given_size, sparse_priors
 from numpyro_tempered.infer.svi import TemperedFit, finish
+from numpyro_tempered.infer.tempered_fit import with_names
 
 # Descents before the first weight goes: all but the last at the full step size.
 _NUM_DENSE = 4
@@ -147,7 +148,7 @@ def fit_support(
         >>> print(fit.params["w_auto_probs"], fit.params["w_auto_loc"][0].round(1))
         [1. 0. 0. 0.] 2.0
     """
-    alpha = as_operands(alpha)
+    alpha, call = as_operands(alpha), (args, kwargs)
     args, kwargs = check_call(fit_support, rng_key, model, guide, args, kwargs)
     check_count(num_steps, "num_steps", 1)
     check_number(step_size, "step_size", "(0, inf)")
@@ -195,6 +196,7 @@ def fit_support(
         kwargs=kwargs,
         num_particles=num_particles,
     )
+    fit = with_names(fit, fit_support, model, call)
     return fit if num_weights is None else given_size(fit)
 
 

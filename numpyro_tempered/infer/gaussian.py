@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
 from numpyro_tempered.core.verbs import runs_models
@@ -19,7 +18,7 @@ from numpyro_tempered.gaussian.descent import Method, Result, minimise
 from numpyro_tempered.gaussian.descent.minimise import RUNNING
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian
-from numpyro_tempered.handlers.arguments import argument_columns, check_call
+from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
@@ -28,6 +27,7 @@ from numpyro_tempered.infer.free_energy import FreeEnergy, model_objective
 from numpyro_tempered.infer.gaussian_mixture import NUM_NODES, fit_mixture
 from numpyro_tempered.infer.settle import ConvergenceWarning, distinct
 from numpyro_tempered.infer.svi import TemperedFit, finish
+from numpyro_tempered.infer.tempered_fit import with_names
 
 T = TypeVar("T")
 # A run with its guide and the parameters at its end.
@@ -139,7 +139,6 @@ def fit_gaussian(
     """
     alpha = as_operands(alpha)
     call = args, kwargs
-    coords = axis_labels(call)
     options = {
         "alpha": alpha,
         "tolerance": tolerance,
@@ -221,11 +220,7 @@ def fit_gaussian(
     ):
         # What was maximised is not the ELBO, wherever it is stationary.
         result = result._replace(converged=jnp.zeros_like(result.converged))
-    return fit._replace(
-        convergence=result,
-        coords=coords or None,
-        columns=argument_columns(fit_gaussian, model, *call),
-    )
+    return with_names(fit._replace(convergence=result), fit_gaussian, model, call)
 
 
 class _Limits(NamedTuple):

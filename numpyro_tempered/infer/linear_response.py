@@ -31,6 +31,7 @@ from numpyro_tempered.infer.guide_laws import law_of, order_of
 from numpyro_tempered.infer.priors import Latents
 from numpyro_tempered.infer.response import Response, respond
 from numpyro_tempered.infer.svi import TemperedFit, finish
+from numpyro_tempered.report.draws import bind
 
 # The Hessian of means and scales has twice as many rows, and is decomposed in double precision.
 MAX_LATENTS = 500
@@ -123,8 +124,7 @@ def linear_response(
         check_record(
             expectation, "expectation", Expectation, 'gauss_hermite(predictor="eta")'
         )
-    fit = fit if hasattr(fit, "on") else getattr(fit, "fit", fit)
-    fit = fit.on(*data, rng_key=rng_key, **kwargs) if hasattr(fit, "on") else fit
+    fit = bind(fit, data, kwargs, rng_key=rng_key)
     mean_field, layout = read_fit(fit)
     _check_fit(fit, mean_field)
     guide_key, draw_key, elbo_key, later_key = jax.random.split(rng_key, 4)
@@ -174,7 +174,7 @@ def linear_response(
         float(response.eigenvalues[0]),
         (float(ratios.min()), float(ratios.max())),
     )
-    return result._replace(convergence=evidence, coords=fit.coords)
+    return result._replace(convergence=evidence, coords=fit.coords, columns=fit.columns)
 
 
 def read_fit(fit: object) -> tuple[MeanField, Layout]:

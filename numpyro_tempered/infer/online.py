@@ -115,6 +115,8 @@ class OnlineVI:
         self._by_structure: dict[Hashable, Expectation] = {}
         self._checked_shapes: set[Hashable] = set()
         self._num_axes: dict[Hashable, tuple[int, ...]] = {}
+        # Of the tables of the stream, by argument.
+        self.columns: dict[str, tuple] = {}
 
     def init(
         self, rng_key: Array, *args: object, prior: Any = None, **kwargs: object
@@ -137,7 +139,9 @@ class OnlineVI:
         check_key(
             rng_key, "OnlineVI.init(rng_key, *args) or OnlineVI.run(rng_key, *args)"
         )
-        args, kwargs = checks.stream_arguments(OnlineVI.init, self.model, args, kwargs)
+        args, kwargs = checks.stream_arguments(
+            OnlineVI.init, self.model, args, kwargs, self.columns, is_first=True
+        )
         model_prior = checks.set_up_guide(rng_key, self.model, self.guide, args, kwargs)
         start = model_prior if prior is None else as_prior(prior, self.guide)
         state = OnlineVIState(self.rule.init(start), rng_key, self.guide.layout)
@@ -213,7 +217,7 @@ class OnlineVI:
         """The arrays of a batch that fits the model, the structure around them, and the expectation of arrays."""
         self.require_set_up()
         args, kwargs = checks.stream_arguments(
-            OnlineVI.update, self.model, args, kwargs
+            OnlineVI.update, self.model, args, kwargs, self.columns
         )
         arrays, structure, expectation = self._split(args, kwargs)
         # Once for each shape.
@@ -247,7 +251,10 @@ class OnlineVI:
         Raises:
             ValueError: If the leading axes differ, T is 0, or data are outside of a support or nowhere finite.
         """
-        args, kwargs = checks.stream_arguments(OnlineVI.run, self.model, args, kwargs)
+        is_first = not isinstance(rng_key, OnlineVIState)
+        args, kwargs = checks.stream_arguments(
+            OnlineVI.run, self.model, args, kwargs, self.columns, is_first=is_first
+        )
         num_rounds = drivers.check_rows(
             [a for a in separate(args, kwargs)[0] if a.ndim]
         )

@@ -13,6 +13,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 
 from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.labels import check_columns
 from numpyro_tempered.core.model_arguments import ArgumentStructure, join, separate
 from numpyro_tempered.core.processes import spans_processes
 from numpyro_tempered.core.programs import compile_once
@@ -21,7 +22,7 @@ from numpyro_tempered.core.verbs import RUNNING
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.arguments import model_arguments
+from numpyro_tempered.handlers.arguments import argument_columns, model_arguments
 from numpyro_tempered.handlers.model_loss import ONLINE, model_loss
 from numpyro_tempered.handlers.requirements import (
     describe_outside,
@@ -39,12 +40,31 @@ _SPLITS = 8
 
 
 def stream_arguments(
-    function: Callable[..., object], model: Model, args: tuple, kwargs: dict
+    function: Callable[..., object],
+    model: Model,
+    args: tuple,
+    kwargs: dict,
+    columns: dict[str, tuple],
+    *,
+    is_first: bool = False,
 ) -> tuple[tuple, dict]:
-    """The arguments of a model as arrays, of a round or a stream, which may hold NaN."""
-    return automatic_meshes(
-        model_arguments(function, model, args, kwargs, finite=False)
-    )
+    """The arguments of a model as arrays, of a round or a stream, which may hold NaN.
+
+    The ``columns`` are those of the tables of the stream so far, by argument, and remember new ones; of a
+    stream that ``is_first`` they are replaced.
+
+    Raises:
+        ValueError: If a table has other columns than those before.
+    """
+    arrays = model_arguments(function, model, args, kwargs, finite=False)
+    # Arrays alone come back as they are, and wait for nothing.
+    if arrays[0] is not args or kwargs:
+        of_call = argument_columns(function, model, args, kwargs)
+        if is_first and of_call:
+            columns.clear()
+        check_columns(columns, of_call)
+        columns.update(of_call)
+    return automatic_meshes(arrays)
 
 
 def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:

@@ -10,7 +10,6 @@ from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.result import DataSummary, Description, Evidence
 from numpyro_tempered.core.typing import Array, Params
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.arguments import argument_columns
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.handlers.temper import temper
@@ -51,6 +50,7 @@ class StreamPosterior(NamedTuple):
             args=(),
             kwargs={},
             rng_key=state.rng_key,
+            columns=online.columns,
             source=self,
         )
 
@@ -140,8 +140,8 @@ class StreamPosterior(NamedTuple):
                 "as in check_fit(key, online.posterior(state), x, y)."
             )
         on, model = StreamPosterior.on, self.online.model
-        columns = argument_columns(on, model, data, kwargs)
-        args, kwargs = stream_arguments(on, model, data, kwargs)
+        columns = dict(self.online.columns)
+        args, kwargs = stream_arguments(on, model, data, kwargs, columns)
         key = self.state.rng_key if rng_key is None else rng_key
         fit = self.fit._replace(args=args, kwargs=kwargs, rng_key=key)
         trace = fit.target.trace

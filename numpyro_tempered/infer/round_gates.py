@@ -128,6 +128,7 @@ def round_and_refit(
         kwargs=kwargs,
         num_particles=num_particles,
     )
+    result = result._replace(coords=fit.coords, columns=fit.columns)
     return result if num_weights is None else given_size(result)
 
 

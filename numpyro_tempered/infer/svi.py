@@ -9,17 +9,12 @@ from numpyro.infer import SVI, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_E
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.checks import check_count, check_number
-from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.progress import ProgressBar
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, PyTree
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.arguments import (
-    argument_columns,
-    check_call,
-    feasible_trace,
-)
+from numpyro_tempered.handlers.arguments import check_call, feasible_trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.requirements import check_data
@@ -38,7 +33,7 @@ from numpyro_tempered.infer.guide_laws import has_gates, is_auto, law_of
 from numpyro_tempered.infer.guides.gaussian_mixture import NO_DERIVATIVE
 from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.settle import settle, warn_unless_settled
-from numpyro_tempered.infer.tempered_fit import TemperedFit
+from numpyro_tempered.infer.tempered_fit import TemperedFit, with_names
 
 # None, an optimiser of NumPyro's, optax's pair of functions, or a callable from guide to optimiser.
 Optim: TypeAlias = (
@@ -132,7 +127,7 @@ def fit_svi(
         >>> print(f"{fit.params['theta_auto_scale']:.1f}")  # 1 / sqrt(1 + 6 / 2)
         0.5
     """
-    alpha, coords = as_operands(alpha), axis_labels((args, kwargs))
+    alpha = as_operands(alpha)
     call = args, kwargs
     options = {
         "alpha": alpha,
@@ -195,11 +190,7 @@ def fit_svi(
         num_particles=num_particles,
     )
     warn_unless_settled(evidence, tolerance)
-    return fit._replace(
-        convergence=evidence,
-        coords=coords or None,
-        columns=argument_columns(fit_svi, model, *call),
-    )
+    return with_names(fit._replace(convergence=evidence), fit_svi, model, call)
 
 
 def _check_steps(

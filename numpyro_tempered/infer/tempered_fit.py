@@ -1,6 +1,6 @@
 """A guide fitted to a tempered model, as a tempered posterior."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from numpyro.distributions import biject_to
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count, check_key
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.labels import Labels, check_columns
+from numpyro_tempered.core.labels import Labels, axis_labels, check_columns
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.result import (
     DataSummary,
@@ -86,7 +86,7 @@ class TemperedFit(NamedTuple):
     convergence: Convergence | Result | LinearResponse | None = None
     divergences: Mapping[str, Divergence] | None = None
     coords: Labels | None = None
-    columns: Mapping[str, list] | None = None
+    columns: Mapping[str, tuple] | None = None
     source: Any = None
 
     @property
@@ -211,7 +211,12 @@ class TemperedFit(NamedTuple):
             # At the edge of a support an unconstrained value is infinite.
             return jnp.where(jnp.isnan(total), -jnp.inf, total)
 
-        return run_program(density, data, params)
+        try:
+            return run_program(density, data, params)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{name_of(guide)} has draws and no density at given values: {error}"
+            ) from None
 
     def _one_draw(self, values: Params) -> Params:
         """The values of one draw, as arrays.
@@ -283,14 +288,34 @@ class TemperedFit(NamedTuple):
             return self.source.predict(
                 rng_key, *args, num_samples=num_samples, **kwargs
             )
+        draw_key, key = jax.random.split(rng_key)
+        draws = draw(self, draw_key, num_samples)
+        return self.predict_from(key, draws, args, kwargs, new_groups)[0]
+
+    def predict_from(
+        self,
+        rng_key: Array,
+        draws: Params,
+        args: tuple,
+        kwargs: dict,
+        new_groups: Collection[str] = (),
+    ) -> tuple[Params, Trace]:
+        """Predictions at other arguments from draws of the latents, ``(S, ...)``, and a trace of the model there.
+
+        Raises:
+            ValueError: As :meth:`predict`, and of a mixture or PCA, whose rows depend on no arguments.
+        """
+        if hasattr(self.source, "is_symmetric"):
+            raise ValueError(
+                "new rows of a mixture or PCA depend on no arguments: fit.predict(rng_key, num_rows) draws them."
+            )
         model = self.fitted_model
         columns = argument_columns(self.predict, model, args, kwargs)
         check_columns(self.columns, columns)
         if hasattr(self.source, "model_arguments"):
-            args = self.source.model_arguments(*args)
-        draw_key, key = jax.random.split(rng_key)
-        draws = draw(self, draw_key, num_samples)
-        return predict(key, model, draws, args, kwargs, new_groups=new_groups)[0]
+            args = self.source.model_arguments(*args, **kwargs)
+            kwargs = {}
+        return predict(rng_key, model, draws, args, kwargs, new_groups=new_groups)
 
     def evaluate(self, num_particles: int = 1000) -> "TemperedFit":
         """The fit with its ELBO evaluated by draws, as a stream does not have it."""
@@ -360,6 +385,14 @@ def draw(fit: TemperedFit, rng_key: Array, num_samples: int) -> Params:
 
         draws = map_batches(one, jax.random.split(rng_key, num_samples), 64)
     return {name: draws[name] for name in names}
+
+
+def with_names(
+    fit: TemperedFit, function: Callable, model: Model, call: tuple[tuple, dict]
+) -> TemperedFit:
+    """A fit with the labels and the columns of the tables in the user's call of a function."""
+    columns = argument_columns(function, model, *call)
+    return fit._replace(coords=axis_labels(call) or None, columns=columns)
 
 
 def without_data(source: Any, model: Model, guide: Guide) -> TemperedFit:

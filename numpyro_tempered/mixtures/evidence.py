@@ -136,6 +136,7 @@ def evaluate(
         counts=values.counts[:size],
         num_moves=outcome.num_moves,
         total=data.total,
+        column_names=data.column_names,
         **outcome.history._replace(converged=converged)._asdict(),
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_tempered.core.checks import check_count, is_traced, key_first
+from numpyro_tempered.core.labels import check_names
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components import derived
@@ -178,6 +179,7 @@ def _at_rows(
     x: ArrayLike,
 ) -> Array:
     """A function of a component, factors and rows, with rows first in its result, at the rows of the user."""
+    check_names(fit, x)
     rows, factors = (
         fit.component.check(x if is_traced(x) else on_host(x)),
         factors_of(fit),

@@ -13,6 +13,7 @@ from numpyro_tempered.core.checks import (
     check_number,
     is_traced,
 )
+from numpyro_tempered.core.labels import names_of
 from numpyro_tempered.core.processes import automatic_mesh, has_mesh
 from numpyro_tempered.core.rows import as_array, held_array
 from numpyro_tempered.core.typing import Array, ArrayLike
@@ -32,6 +33,7 @@ class MixtureData(NamedTuple):
         centre: ``(d,)``; None where the data may not be moved.
         total: The sum of the weights of all data.
         spacings: Of the numbers near 1 that the data came as, and that the rows are held as.
+        column_names: Of a table.
     """
 
     component: components.Component
@@ -41,6 +43,7 @@ class MixtureData(NamedTuple):
     centre: np.ndarray | None
     total: float
     spacings: tuple[float, float]
+    column_names: tuple[str, ...] | None = None
 
 
 def prepare(
@@ -59,9 +62,10 @@ def prepare(
     )
     centre = None if component.location is None else column_means(rows, weight)
     total = float(weight.sum(dtype=np.float64) if library is np else weight.sum())
-    return centre_data(
+    data = centre_data(
         component, rows, weight, centre, total=total, spacing=spacing_of(rows)
     )
+    return data._replace(column_names=names_of(x))
 
 
 def check_rows(x: ArrayLike, component: components.Component) -> components.Rows:

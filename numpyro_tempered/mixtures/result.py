@@ -20,6 +20,7 @@ from numpyro_tempered.core.result import (
     Evidence,
     TemperedELBO,
     fit_attrs,
+    take_data,
 )
 from numpyro_tempered.core.rows import warn_if_unresolved
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
@@ -93,6 +94,7 @@ class MixtureFit(NamedTuple):
         num_iter: Passes over the data of the best restart; after a move, since it.
         num_moves: Moves that were accepted.
         total: The sum of the weights of the data.
+        column_names: Names of the columns, where x was a table whose names are all strings; else None.
     """
 
     component: Component
@@ -112,6 +114,7 @@ class MixtureFit(NamedTuple):
     num_iter: int
     num_moves: int
     total: float
+    column_names: tuple[str, ...] | None = None
 
     @property
     def num_components(self) -> int:
@@ -231,11 +234,7 @@ class MixtureFit(NamedTuple):
         Raises:
             ValueError: If the data are missing or not of the family.
         """
-        if len(data) != 1:
-            raise ValueError(
-                f"a MixtureFit is followed by the data that it was fitted to, x: got {len(data)} values."
-            )
-        x = data[0]
+        (x,) = take_data(self, data, "x")
         if self.centre is not None:
             warn_if_unresolved(x, self.centre, self.factors.concentration.dtype)
         fit = relabel(self, order)._fit

@@ -286,12 +286,6 @@ def warn_of_columns(values: np.ndarray) -> None:
             )
 
 
-def names_of(x: ArrayLike) -> tuple[str, ...] | None:
-    """Names of the columns of a table, where all are strings."""
-    names = tuple(getattr(x, "columns", ()))
-    return names if names and all(isinstance(name, str) for name in names) else None
-
-
 def spacing_of(x: ArrayLike, values: np.ndarray) -> float:
     """The largest distance of neighbouring numbers in the type that the data came in; 0 for whole numbers."""
     dtype = as_array(x, "x").dtype

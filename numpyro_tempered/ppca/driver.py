@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_tempered.core.ascent import Ascent, Iterate, advance, begin
 from numpyro_tempered.core.checks import check_count, check_number, key_first
+from numpyro_tempered.core.labels import names_of
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.ppca import base
@@ -159,7 +160,7 @@ def fit_each(
         ascent = jax.tree.map(lambda leaf, i=i: leaf[i], ascents)
         fits.append(_finish(ascent, k, target, prior, origin, float(tolerance)))
     _warn_of_noise(fits, base.spacing_of(x, values))
-    names = base.names_of(x)
+    names = names_of(x)
     return [each._replace(column_names=names) for each in fits]
 
 

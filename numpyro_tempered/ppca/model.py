@@ -13,20 +13,14 @@ from numpyro.distributions import constraints
 from numpyro_tempered.core import result
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.labels import check_names
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.rows import warn_if_unresolved
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.tempered_fit import TemperedFit, without_data
-from numpyro_tempered.ppca.base import (
-    Posterior,
-    Prior,
-    Rows,
-    as_matrix,
-    in_double,
-    names_of,
-)
+from numpyro_tempered.ppca.base import Posterior, Prior, Rows, as_matrix, in_double
 from numpyro_tempered.ppca.bound import log_det, squared_loadings, with_one
 from numpyro_tempered.ppca.updates import update_scores
 
@@ -351,11 +345,8 @@ class PPCAFit(NamedTuple):
         Raises:
             ValueError: If the data are missing, or of another form than those of the fit.
         """
-        if len(data) != 1:
-            raise ValueError(
-                f"a PPCAFit is followed by the data that it was fitted to, x: got {len(data)} values."
-            )
-        x, dtype = rows_of(self, data[0]), posterior_of(self).loc.dtype
+        (x,) = result.take_data(self, data, "x")
+        x, dtype = rows_of(self, x), posterior_of(self).loc.dtype
         warn_if_unresolved(x, self.origin, dtype)
         model = _model_of(self, missing=bool(np.isnan(x).any()))
         rows = jnp.asarray(x, dtype)
@@ -482,9 +473,5 @@ def rows_of(fit: PPCAFit, x: ArrayLike) -> np.ndarray:
         ValueError: If they have another number of columns, or names in another order than those of the fit.
     """
     check_fit(fit)
-    values, names = as_matrix(x, len(fit.origin)), names_of(x)
-    if names and fit.column_names and names != fit.column_names:
-        raise ValueError(
-            f"x has columns {list(names)}, the fit {list(fit.column_names)}, in this order."
-        )
-    return values
+    check_names(fit, x)
+    return as_matrix(x, len(fit.origin))

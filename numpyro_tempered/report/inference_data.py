@@ -1,20 +1,20 @@
 """Results of every algorithm as ArviZ data."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.labels import axis_labels, check_columns, column_labels
+from numpyro_tempered.core.labels import axis_labels, column_labels
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import Description
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.arguments import argument_columns, argument_names
+from numpyro_tempered.handlers.arguments import argument_names
 from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, to_arviz
@@ -39,6 +39,7 @@ def to_inference_data(
     log_lik: bool = True,
     posterior_predictive: bool = False,
     predictions: tuple | Mapping[str, object] | None = None,
+    new_groups: Collection[str] = (),
     group_by_chain: bool = False,
     **kwargs: object,
 ) -> ArviZData:
@@ -95,6 +96,7 @@ def to_inference_data(
         predictions: Further arguments of the model, ``(x_new,)`` or by name, at which to predict: groups
             ``predictions``, one draw of what is observed and of the deterministic sites for each posterior draw,
             and ``predictions_constant_data``, these arguments.
+        new_groups: For ``predictions``, plates whose groups are others than those of the fit.
         group_by_chain: Whether the draws given are ``(C, S, ...)``, by chain.
         **kwargs: For an online run or draws, keyword arguments of the model; for a mixture ``sample_weight``,
             as in its fit, and ``order``, the old number of each component.
@@ -140,7 +142,7 @@ def to_inference_data(
     run = _Run(bound.target, samples, key, description)
     complete = _evaluate(run, log_lik, posterior_predictive)
     if predictions is not None:
-        complete = _predict(run, complete, predictions, getattr(bound, "columns", None))
+        complete = _predict(run, complete, predictions, bound, new_groups)
     labels = {**axis_labels((data, kwargs)), **description.coords}
     if (columns := column_labels(data)) is not None:
         # The columns of x, by the names that results of this package have for them.
@@ -274,7 +276,8 @@ def _predict(
     run: _Run,
     complete: Description,
     predictions: tuple | Mapping[str, object],
-    columns: Mapping[str, list] | None,
+    bound: Any,
+    new_groups: Collection[str],
 ) -> Description:
     """The groups with draws at other arguments of the model."""
     target = run.target
@@ -291,9 +294,12 @@ def _predict(
         )
     args = predictions if isinstance(predictions, tuple) else ()
     kwargs = {} if isinstance(predictions, tuple) else dict(predictions)
-    check_columns(columns, argument_columns(predict, target.model, args, kwargs))
     key = jax.random.fold_in(run.rng_key, 2**31 - 2)
-    draws, trace = predict(key, target.model, run.latents, args, kwargs)
+    if hasattr(bound, "predict_from"):
+        draws, trace = bound.predict_from(key, run.latents, args, kwargs, new_groups)
+    else:
+        where = target.model, run.latents, args, kwargs
+        draws, trace = predict(key, *where, new_groups=new_groups)
     names = argument_names(predict, target.model, args, kwargs)
     constant = {
         name: np.asarray(value)

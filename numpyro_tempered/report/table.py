@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_tempered.core.labels import number_names
 from numpyro_tempered.report.arviz import ArviZData, group, group_names
 from numpyro_tempered.report.draws import bind
 
@@ -130,8 +131,7 @@ def _moments(posterior: Any) -> "pd.DataFrame":
     mean, sd = posterior.mean, posterior.sd
     names, rows = [], []
     for site in mean:
-        places = list(np.ndindex(np.shape(mean[site])))
-        names += [f"{site}[{', '.join(map(str, at))}]" if at else site for at in places]
+        names += number_names(site, map(range, np.shape(mean[site])))
         rows.append(np.stack([np.ravel(mean[site]), np.ravel(sd[site])], axis=1))
     index = pd.Index(names, name="number")
     return pd.DataFrame(np.concatenate(rows), index=index, columns=["mean", "sd"])

@@ -8,6 +8,7 @@ import numpy as np
 from numpyro.distributions import biject_to
 
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.labels import number_names
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import ArviZData, assemble, dataset, versions
 from numpyro_tempered.select.alpha.coverage_report import list_names
@@ -92,9 +93,7 @@ def coordinate_names(target: Target, names: Sequence[str]) -> list[str]:
         if inverse == shape:
             coordinates += names[start : start + size]
         else:
-            coordinates += [
-                f"{name}[{','.join(map(str, index))}]" for index in np.ndindex(inverse)
-            ]
+            coordinates += number_names(name, map(range, inverse))
         start += size
     return coordinates
 

@@ -260,7 +260,11 @@ def best_of(ascents: Ascent[T], starts: Start) -> Best[T]:
 
 
 def outcome(
-    q: SpikeSlab, best: Best[T], regression: Regression, max_iter: int
+    q: SpikeSlab,
+    best: Best[T],
+    regression: Regression,
+    max_iter: int,
+    names: tuple[str, ...] | None,
 ) -> dict[str, Any]:
     """The fields that both fits have: the factors ``q`` of the best ascent, by columns, and how it ended.
 
@@ -284,6 +288,10 @@ def outcome(
         "converged": ascent.converged,
         "num_iter": ascent.num_iter,
         "order": order,
+        "objective": ascent.objective,
+        "restart_objectives": best.objectives,
+        # Text is no output of a transformation.
+        "column_names": None if is_traced(ascent.trace) else names,
     }
 
 

@@ -12,6 +12,7 @@ from numpyro import handlers
 from numpyro_tempered.core import result
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.labels import check_names
 from numpyro_tempered.core.processes import automatic_mesh
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Numbers, Params
@@ -79,6 +80,7 @@ class RegressionFit(NamedTuple):
         prior: The prior of the coefficients.
         alpha: Power on the likelihood.
         target_moments: Number, mean and root mean square of y, shape ``(3,)``.
+        column_names: Names of the columns, where x was a table whose names are all strings; else None.
     """
 
     posterior: SpikeSlab
@@ -95,6 +97,7 @@ class RegressionFit(NamedTuple):
     prior: Prior
     alpha: ArrayLike
     target_moments: Array
+    column_names: tuple[str, ...] | None = None
 
     @property
     def inclusion_probs(self) -> Array:
@@ -190,11 +193,8 @@ class RegressionFit(NamedTuple):
         Raises:
             ValueError: If one is missing, or the target is not that of the fit.
         """
-        if len(data) != 2:
-            raise ValueError(
-                f"a RegressionFit is followed by the data that it was fitted to, x and y: got {len(data)} values."
-            )
-        y = automatic_mesh(as_array(data[1], "y"))
+        x, target = result.take_data(self, data, "x", "y")
+        y = automatic_mesh(as_array(target, "y"))
         expected = np.asarray(self.target_moments)
         moments = np.asarray(target_moments(y))
         if not np.allclose(moments, expected, rtol=1e-4, atol=1e-4 * expected[2]):
@@ -202,7 +202,7 @@ class RegressionFit(NamedTuple):
                 f"y has number, mean and root mean square {moments}, that of the fit {expected}: give the x "
                 "and y that it was fitted to."
             )
-        rows = centred_rows(self, automatic_mesh(as_array(data[0], "x")))
+        rows = centred_rows(self, automatic_mesh(as_array(x, "x")))
         y = jnp.asarray(y, rows.dtype)
         fit, args = self._fit, (rows, y)
         if self.noise_posterior is None:
@@ -332,8 +332,9 @@ def centred_rows(fit: RegressionFit, x: ArrayLike) -> Array:
     """Rows less the centre, in the precision of the fit.
 
     Raises:
-        ValueError: If their shape is not that of rows of the fit.
+        ValueError: If their shape or the names of their columns are not those of rows of the fit.
     """
+    check_names(fit, x)
     values = real_array(x, "x")
     d = fit.centre.shape[0]
     if values.ndim != 2 or values.shape[1] != d:

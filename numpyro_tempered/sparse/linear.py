@@ -14,6 +14,7 @@ import numpy as np
 from jax.scipy.special import gammaln
 
 from numpyro_tempered.core.checks import check_number, is_traced, key_first
+from numpyro_tempered.core.labels import names_of
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.core.warn import warn_caller
@@ -108,6 +109,7 @@ def fit_linear(
         >>> print(fit.posterior.mean.round(1), fit.inclusion_probs.round(1))
         [0. 2. 0.] [0.1 1.  0.1]
     """
+    names = names_of(x)
     x, y = as_data(x, y)
     prior = Prior(inclusion_prob, slab_scale, intercept_scale, noise_prior)
     regression = as_regression(x, y, prior, init)
@@ -121,7 +123,7 @@ def fit_linear(
         rng_key, regression, regression[:2], linear_ascent, (power, noise), search
     )
     state, of_noise = best.ascent.point, None
-    ascent = outcome(state.q, best, regression, max_iter)
+    ascent = outcome(state.q, best, regression, max_iter, names)
     if intercept_scale is None and not is_traced(x, y, ascent["posterior"]):
         _warn_of_mean(
             to_host(y) - to_host(x) @ to_host(ascent["posterior"].mean), noise_scale
@@ -134,8 +136,6 @@ def fit_linear(
         **ascent,
         noise_scale=1.0 / jnp.sqrt(state.precision),
         noise_posterior=of_noise,
-        objective=best.ascent.objective,
-        restart_objectives=best.objectives,
         prior=prior,
         alpha=alpha,
         target_moments=target_moments(y),

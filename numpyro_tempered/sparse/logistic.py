@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_number, is_traced, key_first
+from numpyro_tempered.core.labels import names_of
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
@@ -98,6 +99,7 @@ def fit_logistic(
         >>> nt.sparse.selected(fit)
         array([1])
     """
+    names = names_of(x)
     x, y = as_data(x, y)
     if not is_traced(y) and not np.all((y == 0.0) | (y == 1.0)):
         wrong = float(y[(y != 0.0) & (y != 1.0)][0])
@@ -115,11 +117,9 @@ def fit_logistic(
         rng_key, regression, squared_loss, logistic_ascent, numbers, search
     )
     return RegressionFit(
-        **outcome(best.ascent.point.q, best, regression, max_iter),
+        **outcome(best.ascent.point.q, best, regression, max_iter, names),
         noise_scale=None,
         noise_posterior=None,
-        objective=best.ascent.objective,
-        restart_objectives=best.objectives,
         prior=prior,
         alpha=alpha,
         target_moments=target_moments(y),

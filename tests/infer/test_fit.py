@@ -785,3 +785,10 @@ def test_a_guide_with_draws_besides_the_latents_has_no_density():
         ValueError, match=r"^the guide draws \['auto_momentum', 'auto_z_0"
     ):
         fit.log_prob(one)
+
+
+def test_a_target_does_not_draw_what_is_missing():
+    target = short_fit(AutoNormal).target
+    for density in (target.log_joint, target.log_lik):
+        with pytest.raises(ValueError, match=r"and \['weights'\] are missing"):
+            density({"scale": 1.0})

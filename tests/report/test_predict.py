@@ -1,5 +1,7 @@
 """Predictions at other arguments of a model, by every kind of posterior."""
 
+from functools import cache, partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,7 +107,7 @@ def of_frame():
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_other_columns_are_refused_however_they_come(name, of_frame):
-    match = r"^argument x of the model has columns \['v', 'u'\], that of the fit"
+    match = r"^argument x has columns \['v', 'u'\], that of the fit"
     with pytest.raises(ValueError, match=match):
         CHANGED[name](of_frame)
 
@@ -113,15 +115,116 @@ def test_other_columns_are_refused_however_they_come(name, of_frame):
 def test_columns_of_tables_within_arguments_are_seen():
     arrow = pytest.importorskip("pyarrow").Table.from_pandas(FRAME)
     found = argument_columns(model, lambda data, y: None, ({"x": arrow},), {"y": FRAME})
-    assert found == {"data['x']": ["u", "v"], "y": ["u", "v"]}
+    assert found == {"data['x']": ("u", "v"), "y": ("u", "v")}
 
 
 def test_a_stream_keeps_its_power_and_the_columns_of_its_data():
-    online = nt.OnlineVI(nt.temper(model, 0.5), nt.guides.AutoOnlineMultivariateNormal)
-    stream = online.posterior(online.init(KEY, FRAME, Y))
+    run, state = learned()
+    stream = run.posterior(state)
     assert stream.alpha == stream.on(FRAME, Y).alpha == 0.5
-    with pytest.raises(ValueError, match=r"^argument x of the model has columns"):
+    with pytest.raises(ValueError, match=r"^argument x has columns"):
         stream.on(FRAME, Y).predict(KEY, SWAPPED)
+
+
+def regression(**options):
+    options = {
+        "inclusion_prob": 0.9,
+        "slab_scale": 2.0,
+        "noise_scale": NOISE,
+        **options,
+    }
+    return nt.sparse.fit_linear(KEY, FRAME + 3.0, Y, **options)
+
+
+@cache
+def mixture():
+    component = nt.mixtures.components.gaussian(2)
+    return nt.mixtures.fit(KEY, FRAME, component, num_components=1, num_restarts=1)
+
+
+def online():
+    exact = nt.expectations.gauss_hermite(predictor="eta")
+    guide = nt.guides.AutoOnlineMultivariateNormal
+    return nt.OnlineVI(nt.temper(model, 0.5), guide, expectation=exact)
+
+
+@cache
+def learned():
+    run = online()
+    return run, run.init(KEY, FRAME, Y)
+
+
+# What makes a result of the frame, and what takes rows after it.
+TAKEN = {
+    "regression, predict": (regression, lambda fit: fit.predict(KEY, SWAPPED)),
+    "regression, moments": (regression, lambda fit: nt.sparse.predict(fit, SWAPPED)),
+    "regression, on": (regression, lambda fit: fit.on(SWAPPED, Y)),
+    "regression, predictions": (
+        regression,
+        lambda fit: nt.to_inference_data(
+            fit, FRAME + 3.0, Y, rng_key=KEY, num_samples=2, predictions=(SWAPPED,)
+        ),
+    ),
+    "mixture, on": (mixture, lambda fit: fit.on(SWAPPED)),
+    "mixture, predictive": (
+        mixture,
+        lambda fit: nt.mixtures.log_predictive(fit, SWAPPED),
+    ),
+    "PCA, on": (
+        lambda: nt.ppca.fit(KEY, FRAME, num_factors=1),
+        lambda fit: fit.on(SWAPPED),
+    ),
+    "stream, update": (learned, lambda run: run[0].update(run[1], SWAPPED, Y)),
+    "stream, run": (learned, lambda run: run[0].run(run[1], SWAPPED, Y)),
+    "stream, by name": (learned, lambda run: run[0].update(run[1], x=SWAPPED, y=Y)),
+    "stream, predict": (
+        learned,
+        lambda run: run[0].posterior(run[1]).predict(KEY, SWAPPED),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_rows_have_the_columns_of_the_fit(name):
+    make, take = TAKEN[name]
+    fit = make()
+    with pytest.raises(ValueError, match=r"has columns \['v', 'u'\], that of the fit"):
+        take(fit)
+
+
+def test_numbers_that_count_columns_are_no_names():
+    fit = regression()
+    close = partial(np.testing.assert_array_equal, nt.sparse.predict(fit, FRAME).mean)
+    close(nt.sparse.predict(fit, X).mean)
+    close(nt.sparse.predict(fit, pd.DataFrame(X)).mean)
+    assert regression(slab_scale=1.0).column_names == ("u", "v")
+    many = jax.vmap(lambda alpha: regression(alpha=alpha))(jnp.array([0.5, 1.0]))
+    assert many.column_names is None
+
+
+def test_a_new_stream_may_have_other_columns():
+    run = online()
+    run.init(KEY, FRAME, Y)
+    run.init(KEY, SWAPPED, Y)
+    assert run.columns == {"x": ("v", "u")}
+
+
+def test_predictions_of_a_regression_are_of_rows_as_the_fit_took_them():
+    fit, rows = regression(intercept_scale=10.0), pd.DataFrame(NEW, columns=["u", "v"])
+    data = nt.to_inference_data(
+        fit, FRAME + 3.0, Y, rng_key=KEY, num_samples=S, predictions=(rows,)
+    )
+    expected = nt.sparse.predict(fit, rows)
+    found = group(data, "predictions")["y"].values[0]
+    error = 5.0 * np.asarray(expected.scale) / np.sqrt(S)
+    assert np.all(np.abs(found.mean(axis=0) - expected.mean) < error)
+
+
+def test_rows_of_a_mixture_depend_on_no_arguments():
+    with pytest.raises(ValueError, match=r"fit.predict.rng_key, num_rows. draws them"):
+        nt.to_inference_data(
+            mixture(), FRAME, rng_key=KEY, num_samples=2, predictions=(X[:3],)
+        )
 
 
 def test_predictions_have_the_labels_of_their_own_rows():
@@ -208,6 +311,10 @@ def test_new_groups_are_drawn_from_their_prior():
     # The parent has a posterior about the mean of the groups, of variance 1/4; a new group adds its own 1.
     np.testing.assert_allclose(new["y"].mean(axis=0), 4.5, atol=0.15)
     np.testing.assert_allclose(new["y"].std(axis=0), np.sqrt(1.26), rtol=0.1)
+    data = nt.to_inference_data(
+        fit, num_samples=3, predictions=(np.arange(6), 6), new_groups="school"
+    )
+    assert group(data, "predictions")["theta"].shape == (1, 3, 6)
     with pytest.raises(ValueError, match=r"names \['schools'\].*among the plates"):
         fit.predict(KEY, np.arange(6), 6, new_groups=["schools"])
 

@@ -79,13 +79,6 @@ class Natural(NamedTuple):
     quadratic: Array
 
 
-class Expectation(NamedTuple):
-    """Expectation parameters, the moments E[θ] and E[θ²]."""
-
-    first: Array
-    second: Array
-
-
 def to_natural(q: MeanField) -> Natural:
     """Natural parameters of ``q``; ``scale`` must be positive."""
     precision = 1.0 / jnp.square(q.scale)
@@ -96,18 +89,6 @@ def from_natural(natural: Natural) -> MeanField:
     """The Gaussian with these natural parameters; ``quadratic`` must be negative."""
     variance = -0.5 / natural.quadratic
     return MeanField(natural.linear * variance, jnp.sqrt(variance))
-
-
-def to_expectation(q: MeanField) -> Expectation:
-    """First and second moments of ``q``."""
-    return Expectation(q.loc, jnp.square(q.loc) + jnp.square(q.scale))
-
-
-def from_expectation(moments: Expectation) -> MeanField:
-    """The Gaussian with these moments; ``second`` must exceed ``first²``."""
-    return MeanField(
-        moments.first, jnp.sqrt(moments.second - jnp.square(moments.first))
-    )
 
 
 sample: Sample[MeanField] = sampler(

@@ -1,7 +1,7 @@
 """The choice of alpha: checks, fits along a grid, and the report."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,11 +14,11 @@ from numpyro_tempered.core.progress import ProgressBar, progress_bars
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.core.verbs import runs_models
 from numpyro_tempered.gaussian.expectations import Expectation
-from numpyro_tempered.handlers.arguments import argument_columns, check_call
+from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.svi import NUM_STEPS
-from numpyro_tempered.infer.tempered_fit import TemperedFit
+from numpyro_tempered.infer.tempered_fit import TemperedFit, with_names
 from numpyro_tempered.report.arviz import Coords, Dims
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.alpha.base import (
@@ -284,7 +284,8 @@ def select_alpha(
         )
     columns["selected"] = grid == verdict.alpha
     fit, args, of_fit = fits.fit_at(fit_alphas.tolist().index(verdict.alpha))
-    fit = _with_names(fit, labels, model, call)
+    if isinstance(fit, TemperedFit):
+        fit = with_names(fit, select_alpha, model, call)
     posterior = to_inference_data(
         fit, *args, num_samples=num_samples, coords=coords, dims=dims, **of_fit
     )
@@ -321,9 +322,6 @@ def _check_streamed(judges: Iterable[Criterion], *, coverage: bool) -> None:
         )
 
 
-T = TypeVar("T")
-
-
 class _Options(NamedTuple):
     """The options of all methods."""
 
@@ -331,14 +329,6 @@ class _Options(NamedTuple):
     sizes: Sizes
     mcmc: MCMCOptions
     progress_bar: ProgressBar
-
-
-def _with_names(fit: T, labels: Labels, model: Model, call: tuple) -> T:
-    """A fit with the labels and the columns of the user's data."""
-    if not isinstance(fit, TemperedFit):
-        return fit
-    columns = argument_columns(select_alpha, model, *call)
-    return fit._replace(coords=labels or None, columns=columns)
 
 
 def _fit_grid(

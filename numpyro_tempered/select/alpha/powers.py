@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve
 
 from numpyro_tempered.core.differentiation import jacobian
+from numpyro_tempered.core.labels import number_names
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.core.verbs import runs_models
@@ -206,9 +207,9 @@ def powers_of(task: Task, estimate: Estimate) -> Powers:
 
     point, curvature = estimate.sandwich.minimum.point, estimate.sandwich.curvature
     names = [
-        name + (f"[{','.join(map(str, index))}]" if index else "")
+        each
         for name, leaf in zip(task.latents, jax.eval_shape(shapes, point), strict=True)
-        for index in np.ndindex(leaf.shape)
+        for each in number_names(name, map(range, leaf.shape))
     ]
     of_values = power_of(values)
 

@@ -13,6 +13,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro_tempered.core.checks import check_count, check_number
 from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.labels import number_names
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.progress import ProgressBar, progress_bars
 from numpyro_tempered.core.typing import Array, Model
@@ -263,10 +264,10 @@ def _report(
         ranks[name], pit = random_pit(rng, less, equal, design.num_draws)
         pits[name] = pit
         flat = np.reshape(truth, (len(truth), -1))
-        for k, index in enumerate(np.ndindex(truth.shape[1:])):
+        for k, each in enumerate(number_names(name, map(range, truth.shape[1:]))):
             # Entries that are constant, such as the zeros of a triangular matrix, have no rank.
             if np.ptp(flat[:, k]) > 0:
-                names.append(name + (f"[{','.join(map(str, index))}]" if index else ""))
+                names.append(each)
                 # Of what else is known at other powers there is no closed form.
                 judged.append(design.alpha == 1.0 or name in design.data.latents)
                 columns.append(np.reshape(pit, (len(pit), -1))[:, k])

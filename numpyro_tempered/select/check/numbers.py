@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from numpyro_tempered.core.labels import Labels
+from numpyro_tempered.core.labels import Labels, number_names
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.report.arviz import variable_name
@@ -43,13 +43,7 @@ def number_labels(
             coords[dim] if len(coords.get(dim, ())) == size else range(size)
             for dim, size in zip(named.get(name, [""] * len(shape)), shape, strict=True)
         ]
-        short = variable_name(name)
-        labels += [
-            f"{short}[{', '.join(str(axis[i]) for axis, i in zip(axes, at, strict=True))}]"
-            if shape
-            else short
-            for at in np.ndindex(shape)
-        ]
+        labels += number_names(variable_name(name), axes)
     if len(set(labels)) < len(labels):
         raise ValueError(
             f"numbers share a name once slashes become dots: rename one of the sites {sorted(shapes)}."

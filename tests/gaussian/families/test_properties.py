@@ -27,13 +27,8 @@ def gaussian(loc, scale):
 def test_coordinate_maps_are_inverse(loc, scale):
     with enable_x64():
         q = gaussian(loc, scale)
-        for back, there in (
-            (mean_field.from_natural, mean_field.to_natural),
-            (mean_field.from_expectation, mean_field.to_expectation),
-        ):
-            np.testing.assert_allclose(
-                np.stack(back(there(q))), np.stack(q), rtol=1e-9, atol=1e-12
-            )
+        back = mean_field.from_natural(mean_field.to_natural(q))
+        np.testing.assert_allclose(np.stack(back), np.stack(q), rtol=1e-9, atol=1e-12)
 
 
 @SETTINGS

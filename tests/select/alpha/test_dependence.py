@@ -399,7 +399,7 @@ def test_constant_entries_have_no_power():
         [0.0, 0.0], [[1.0, 0.5], [0.5, 1.0]], 80
     )
     table = nt.alpha.calibrated_powers(KEY, correlated, y)
-    assert table.index.tolist() == ["factor[1,0]", "factor[1,1]"]
+    assert table.index.tolist() == ["factor[1, 0]", "factor[1, 1]"]
     assert table["power"].to_numpy() == pytest.approx(table["power"].iloc[0])
 
 
