@@ -1,11 +1,6 @@
 """Records that the functions of this package return."""
 
-from numpyro_tempered.core.result import (
-    DataSummary,
-    Description,
-    Evidence,
-    TemperedELBO,
-)
+from numpyro_tempered.core import DataSummary, Description, Evidence, TemperedELBO
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.evidence import LinearResponse
 from numpyro_tempered.infer.online_posterior import StreamPosterior

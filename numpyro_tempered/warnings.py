@@ -1,6 +1,6 @@
 """Warnings of this package, for ``warnings.filterwarnings``."""
 
-from numpyro_tempered.core.compilation import CompilationWarning
+from numpyro_tempered.core import CompilationWarning
 from numpyro_tempered.infer.settle import ConvergenceWarning
 from numpyro_tempered.online.streams.findings import StreamWarning
 from numpyro_tempered.select.alpha.independence import DependenceWarning

@@ -9,10 +9,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, validation
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.labels import columns_of
-from numpyro_tempered.core.rows import as_array, holds_dates
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, as_array, check_count, columns_of, holds_dates
 from numpyro_tempered.mixtures import components
 from numpyro_tempered.mixtures.components.base import Component
 

@@ -4,9 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from numpyro_tempered.core.checks import describe
-from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import PyTree
+from numpyro_tempered.core import PyTree, as_array, describe
 from numpyro_tempered.estimators.base import check_once
 from numpyro_tempered.estimators.scales import LARGEST
 

@@ -5,8 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 from sklearn.utils.class_weight import compute_sample_weight
 
-from numpyro_tempered.core.checks import check_numbers, describe
-from numpyro_tempered.core.typing import PyTree
+from numpyro_tempered.core import PyTree, check_numbers, describe
 from numpyro_tempered.estimators.rows import OnlineEstimator
 
 

@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.precision import double_precision, matmul
-from numpyro_tempered.core.typing import Array, PyTree
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import Array, PyTree, double_precision, matmul, warn_caller
 from numpyro_tempered.estimators.base import on_host
 from numpyro_tempered.estimators.scales import FAR, LARGEST, LOST, WARM, Scales, move
 from numpyro_tempered.gaussian import families

@@ -9,14 +9,14 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin, Transfor
 from sklearn.utils.validation import check_is_fitted
 
 from numpyro_tempered import mixtures
-from numpyro_tempered.core.checks import (
+from numpyro_tempered.core import (
+    as_array,
     check_choice,
     check_count,
     check_number,
     describe,
+    double_precision,
 )
-from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.estimators.base import (
     Estimator,
     check_orders,

@@ -8,8 +8,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from numpyro_tempered import ppca
-from numpyro_tempered.core.checks import check_count, check_number
-from numpyro_tempered.core.precision import double_precision
+from numpyro_tempered.core import check_count, check_number, double_precision
 from numpyro_tempered.estimators.base import (
     Estimator,
     check_orders,

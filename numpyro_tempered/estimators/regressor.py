@@ -9,9 +9,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import PyTree
+from numpyro_tempered.core import PyTree, as_array, check_number
 from numpyro_tempered.estimators.base import read_rows
 from numpyro_tempered.estimators.frames import are_rows, as_number, check_some
 from numpyro_tempered.estimators.learners import GAUSSIAN, weighted

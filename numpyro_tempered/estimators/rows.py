@@ -8,16 +8,17 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, validation
 
-from numpyro_tempered.core.checks import (
+from numpyro_tempered.core import (
+    ArrayLike,
+    PyTree,
+    as_array,
     check_choice,
     check_number,
     check_numbers,
     check_record,
     describe,
+    warn_caller,
 )
-from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import ArrayLike, PyTree
-from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.estimators.base import read_rows
 from numpyro_tempered.estimators.frames import are_rows, as_number, place, rows_of
 from numpyro_tempered.estimators.learners import MAX_FULL, Form, Learners, running

@@ -23,8 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from numpyro_tempered.core.checks import check_number, key_first
-from numpyro_tempered.core.typing import Array, PyTree, Scalar
+from numpyro_tempered.core import Array, PyTree, Scalar, check_number, key_first
 
 # A number, a callable of the count of steps, which is 0 at the first.
 Schedule: TypeAlias = Scalar | Callable[[Array], Scalar]

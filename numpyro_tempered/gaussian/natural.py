@@ -9,8 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, Scalar
+from numpyro_tempered.core import Array, Scalar, matmul
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
 
 # A Gaussian whose variance in some direction would grow by more than this is as good as improper.

@@ -13,24 +13,23 @@ from numpyro import handlers
 from numpyro.distributions import Distribution
 from numpyro.infer.initialization import init_to_feasible
 
-from numpyro_tempered.core.checks import (
+from numpyro_tempered.core import (
+    RUNNING,
+    Model,
+    all_finite,
+    automatic_mesh,
     call_of,
     check_key,
     check_options,
-    describe,
-    is_traced,
-)
-from numpyro_tempered.core.labels import frame_columns
-from numpyro_tempered.core.processes import (
-    all_finite,
-    automatic_mesh,
     check_same,
+    describe,
+    frame_columns,
+    held_array,
+    is_list,
+    is_traced,
     spans_processes,
     to_host,
 )
-from numpyro_tempered.core.rows import held_array, is_list
-from numpyro_tempered.core.typing import Model
-from numpyro_tempered.core.verbs import RUNNING
 from numpyro_tempered.handlers.effects import Trace, handler_chain
 from numpyro_tempered.handlers.likelihood import (
     get_trace,

@@ -11,8 +11,8 @@ import numpy as np
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_tempered.core import Array, Model
 from numpyro_tempered.core.jax_private import dce_jaxpr
-from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.likelihood import likelihood_sites
 

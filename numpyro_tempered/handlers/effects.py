@@ -24,7 +24,7 @@ from numpyro.contrib.control_flow.cond import cond_wrapper
 from numpyro.contrib.control_flow.scan import scan_wrapper
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.typing import Model
+from numpyro_tempered.core import Model
 from numpyro_tempered.handlers.numpyro_private import STACK
 
 # Parameters and result of a model, and of another.

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import Structure
 from numpyro_tempered.handlers.numpyro_private import (

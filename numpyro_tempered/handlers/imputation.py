@@ -5,8 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from numpyro_tempered.core import Array
 from numpyro_tempered.core.jax_private import dce_jaxpr
-from numpyro_tempered.core.typing import Array
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import get_abstract_trace
 from numpyro_tempered.handlers.likelihood import observed_sites

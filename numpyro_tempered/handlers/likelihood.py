@@ -12,12 +12,15 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.rows import in_precision
-from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.core.verbs import RUNNING
+from numpyro_tempered.core import (
+    RUNNING,
+    Array,
+    Model,
+    compiled_map,
+    in_precision,
+    is_traced,
+    to_host,
+)
 from numpyro_tempered.handlers.effects import (
     ALPHA,
     PRIOR_FACTOR,

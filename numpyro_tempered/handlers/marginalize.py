@@ -10,7 +10,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core import Array, Model
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import (
     IN_FORWARD_SCAN,

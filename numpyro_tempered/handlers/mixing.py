@@ -14,8 +14,7 @@ from jax.extend.core import Jaxpr
 from numpyro.distributions import biject_to
 from numpyro.primitives import CondIndepStackFrame
 
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, to_host
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import Structure, get_abstract_trace
 

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.core.verbs import RUNNING
+from numpyro_tempered.core import RUNNING, Array, Model
 from numpyro_tempered.gaussian.expectations.base import ModelLoss
 from numpyro_tempered.gaussian.expectations.differentiate import depends_on
 from numpyro_tempered.handlers.effects import Trace, base_distribution

@@ -21,8 +21,7 @@ from numpyro.infer.util import _unconstrain_reparam as unconstrain_reparam
 from numpyro.optim import _NumPyroOptim as NumPyroOptim
 from numpyro.primitives import _PYRO_STACK as STACK
 
-from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.core.verbs import RUNNING
+from numpyro_tempered.core import RUNNING, Array, ArrayLike
 
 __all__ = [
     "COERCIONS",  # what is called for each new distribution, those of guides and of handlers.collapse too

@@ -14,7 +14,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import betaln, gammaln, logsumexp
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.handlers.likelihood import has_kink
 from numpyro_tempered.handlers.numpyro_private import mask_of
 

@@ -18,11 +18,17 @@ from numpyro.infer.autoguide import (
 )
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Guide,
+    as_array,
+    check_number,
+    check_numbers,
+    is_traced,
+    to_host,
+    warn_caller,
+)
 from numpyro_tempered.handlers import numpyro_private
 from numpyro_tempered.handlers.effects import (
     LOCAL,

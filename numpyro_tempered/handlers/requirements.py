@@ -11,8 +11,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.constraints import Constraint
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.processes import spans_processes, to_host
+from numpyro_tempered.core import is_traced, spans_processes, to_host
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import (
     LOCAL,

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger, get_mask
 
-from numpyro_tempered.core.checks import check_number, is_traced
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, check_number, is_traced
 from numpyro_tempered.handlers import effects, observed, powers
 from numpyro_tempered.handlers.effects import P, Q, R, S
 from numpyro_tempered.handlers.numpyro_private import STACK

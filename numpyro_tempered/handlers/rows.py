@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import Trace, plates_of
 from numpyro_tempered.handlers.requirements import require

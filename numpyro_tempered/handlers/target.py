@@ -17,7 +17,7 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 
-from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.core import Array, Model, Params
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import PRIOR_FACTOR
 from numpyro_tempered.handlers.likelihood import Layout, Site, Trace

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import get_mask
 
-from numpyro_tempered.core.typing import ArrayLike, Guide, Model
+from numpyro_tempered.core import ArrayLike, Guide, Model
 from numpyro_tempered.handlers import effects, observed, powers
 from numpyro_tempered.handlers.dependence import get_structure
 from numpyro_tempered.handlers.effects import P, Q, R, S

@@ -11,7 +11,7 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.elbo import ELBO
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.typing import Array, Guide, Model
+from numpyro_tempered.core import Array, Guide, Model
 from numpyro_tempered.handlers.effects import layers
 from numpyro_tempered.handlers.likelihood import Site
 

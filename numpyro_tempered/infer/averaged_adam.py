@@ -22,8 +22,7 @@ import jax
 import numpy as np
 from jax.example_libraries.optimizers import adam
 
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core import Array, PyTree, run_program
 from numpyro_tempered.infer.descent_programs import (
     NUM_BATCHES,
     Descent,

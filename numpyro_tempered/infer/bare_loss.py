@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from numpyro_tempered.core.checks import check_key
-from numpyro_tempered.core.model_arguments import on_arrays, separate
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, check_key, on_arrays, separate
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.infer.elbo import bind

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from numpyro_tempered.core.checks import check_count, describe
-from numpyro_tempered.core.typing import Guide, Model
+from numpyro_tempered.core import Guide, Model, check_count, describe
 from numpyro_tempered.handlers.effects import handler_chain, is_same
 from numpyro_tempered.handlers.powers import Powers, is_power
 from numpyro_tempered.handlers.temper import temper

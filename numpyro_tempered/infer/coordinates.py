@@ -11,9 +11,15 @@ from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import potential_energy
 
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.programs import run_program, trace_once
-from numpyro_tempered.core.typing import Array, Model, Params, PyTree
+from numpyro_tempered.core import (
+    Array,
+    Model,
+    Params,
+    PyTree,
+    matmul,
+    run_program,
+    trace_once,
+)
 from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.handlers.arguments import feasible_trace
 from numpyro_tempered.handlers.effects import LOCAL, Trace

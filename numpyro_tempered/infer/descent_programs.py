@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.example_libraries.optimizers import adam
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.programs import compile_once
-from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core import Array, PyTree, compile_once, map_batches
 
 # Averages of iterates that a stage compares.
 NUM_BATCHES = 4

@@ -9,7 +9,7 @@ from jax.scipy.special import ndtr, ndtri
 from numpyro.distributions import constraints
 from numpyro.distributions.util import promote_shapes, validate_sample
 
-from numpyro_tempered.core.typing import Array, ArrayLike, Scalar
+from numpyro_tempered.core import Array, ArrayLike, Scalar
 from numpyro_tempered.gaussian.families import SpikeSlab, spike_slab
 
 

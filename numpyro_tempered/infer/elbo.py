@@ -17,12 +17,19 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 from numpyro.infer.elbo import ELBO
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_choice, check_record, is_traced
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.result import TemperedELBO
-from numpyro_tempered.core.typing import Array, Guide, Model, Params
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    Guide,
+    Model,
+    Params,
+    TemperedELBO,
+    check_choice,
+    check_record,
+    is_traced,
+    map_batches,
+    run_program,
+    warn_caller,
+)
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.handlers import likelihood

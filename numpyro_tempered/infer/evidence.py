@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core import add_repr
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.infer.settle import Convergence
 

@@ -12,12 +12,20 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_count, check_number, key_first
-from numpyro_tempered.core.differentiation import hessian_product
-from numpyro_tempered.core.programs import compile_once, run_program
-from numpyro_tempered.core.typing import Array, Guide, Model, Params
-from numpyro_tempered.core.verbs import runs_models
+from numpyro_tempered.core import (
+    Array,
+    Guide,
+    Model,
+    Params,
+    check_count,
+    check_number,
+    compile_once,
+    hessian_product,
+    key_first,
+    map_batches,
+    run_program,
+    runs_models,
+)
 from numpyro_tempered.gaussian.families import SpikeSlab, spike_slab
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call

@@ -11,9 +11,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 from numpyro.optim import Adam
 
-from numpyro_tempered.core.processes import spans_processes
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.core import Array, Params, run_program, spans_processes
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.infer.settle import Convergence
 

@@ -7,7 +7,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_tempered.core.typing import Array, Guide, Params
+from numpyro_tempered.core import Array, Guide, Params
 from numpyro_tempered.gaussian.families.base import Gaussian, supports
 from numpyro_tempered.infer.guide_laws import Reading, law_of
 from numpyro_tempered.infer.priors import Latents

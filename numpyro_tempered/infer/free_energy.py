@@ -11,10 +11,16 @@ import numpyro
 from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.model_arguments import join, separate
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Model, Params, PyTree
+from numpyro_tempered.core import (
+    Array,
+    Model,
+    Params,
+    PyTree,
+    join,
+    run_program,
+    separate,
+    to_host,
+)
 from numpyro_tempered.gaussian.descent import Derivatives, Objective
 from numpyro_tempered.gaussian.descent.base import entropy
 from numpyro_tempered.gaussian.descent.objective import add, of_evaluation

@@ -9,11 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.result import TemperedELBO
-from numpyro_tempered.core.typing import Array, Guide, Model, Params
-from numpyro_tempered.core.verbs import runs_models
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    Guide,
+    Model,
+    Params,
+    TemperedELBO,
+    check_count,
+    runs_models,
+    warn_caller,
+)
 from numpyro_tempered.gaussian.descent import Method, Result, minimise
 from numpyro_tempered.gaussian.descent.minimise import RUNNING
 from numpyro_tempered.gaussian.expectations import Expectation

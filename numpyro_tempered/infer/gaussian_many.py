@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Guide, PyTree
+from numpyro_tempered.core import Array, Guide, PyTree, run_program
 from numpyro_tempered.gaussian.descent import Objective, Result, minimise
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian

@@ -12,10 +12,16 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import potential_energy
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.model_arguments import join, separate
-from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    Guide,
+    Params,
+    PyTree,
+    check_count,
+    join,
+    separate,
+    warn_caller,
+)
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.descent.minimise_mixture import minimise_mixture
 from numpyro_tempered.gaussian.descent.mixture_energy import normal_nodes, reweigh

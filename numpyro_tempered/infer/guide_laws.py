@@ -20,8 +20,7 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.typing import Array, Params, PyTree
+from numpyro_tempered.core import Array, Params, PyTree, is_traced
 from numpyro_tempered.gaussian.families import FullRank, GaussianMixture, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.gaussian.families.gaussian_mixture import triangular

@@ -8,8 +8,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer import RenyiELBO
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_tempered.core.checks import check_number, describe
-from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.core import Array, Params, check_number, describe
 from numpyro_tempered.gaussian import ivon
 from numpyro_tempered.gaussian.ivon import Estimate, IvonState, Schedule
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim

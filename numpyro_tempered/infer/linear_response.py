@@ -9,12 +9,18 @@ import numpy as np
 from numpyro.infer import init_to_value
 from numpyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 
-from numpyro_tempered.core.checks import check_count, check_record, key_first
-from numpyro_tempered.core.programs import run_program, trace_once
-from numpyro_tempered.core.result import TemperedELBO
-from numpyro_tempered.core.typing import Array, PyTree
-from numpyro_tempered.core.verbs import runs_models
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    PyTree,
+    TemperedELBO,
+    check_count,
+    check_record,
+    key_first,
+    run_program,
+    runs_models,
+    trace_once,
+    warn_caller,
+)
 from numpyro_tempered.gaussian.descent.base import entropy
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.gaussian.families import FullRank, MeanField

@@ -6,10 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.differentiation import hessian_product
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, hessian_product, map_batches, matmul
 
 # Newton's decrement, an estimate of the nats to the mode.
 TOLERANCE = 1e-8

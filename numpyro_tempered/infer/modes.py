@@ -12,8 +12,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Model, PyTree
+from numpyro_tempered.core import Array, Model, PyTree, run_program
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 from numpyro_tempered.handlers.likelihood import latent_sites
 from numpyro_tempered.infer.mode import find_mode

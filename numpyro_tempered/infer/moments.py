@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to, constraints
 
-from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core import run_program
 from numpyro_tempered.handlers.likelihood import Site
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
 from numpyro_tempered.infer.location_scale import LocationScale

@@ -9,10 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.checks import check_key, check_record, is_traced
-from numpyro_tempered.core.chunks import read_chunk
-from numpyro_tempered.core.model_arguments import ArgumentStructure, on_arrays, separate
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Numbers
+from numpyro_tempered.core import (
+    ArgumentStructure,
+    Array,
+    ArrayLike,
+    Guide,
+    Model,
+    Numbers,
+    check_key,
+    check_record,
+    is_traced,
+    on_arrays,
+    read_chunk,
+    separate,
+)
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 from numpyro_tempered.handlers.effects import handler_chain, is_same

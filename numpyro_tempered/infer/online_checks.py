@@ -12,13 +12,20 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.labels import check_columns
-from numpyro_tempered.core.model_arguments import ArgumentStructure, join, separate
-from numpyro_tempered.core.processes import spans_processes
-from numpyro_tempered.core.programs import compile_once
-from numpyro_tempered.core.typing import Array, Model, Numbers, Params
-from numpyro_tempered.core.verbs import RUNNING
+from numpyro_tempered.core import (
+    RUNNING,
+    ArgumentStructure,
+    Array,
+    Model,
+    Numbers,
+    Params,
+    check_columns,
+    compile_once,
+    is_traced,
+    join,
+    separate,
+    spans_processes,
+)
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood

@@ -6,9 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.result import DataSummary, Description, Evidence
-from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.core import (
+    Array,
+    DataSummary,
+    Description,
+    Evidence,
+    Params,
+    add_repr,
+)
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.robust import divergences

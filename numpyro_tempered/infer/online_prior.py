@@ -8,9 +8,7 @@ import numpy as np
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 
-from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.core.verbs import RUNNING
+from numpyro_tempered.core import RUNNING, Array, Model, compiled_map
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families import FullRank, Gain
 from numpyro_tempered.gaussian.families.base import (

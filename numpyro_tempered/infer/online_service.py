@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.gaussian.expectations.base import Expectation, Predictors
 from numpyro_tempered.infer.online_checks import observed_arguments
 from numpyro_tempered.infer.online_state import OnlineVIState

@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from numpyro_tempered.core.display import table, text
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, table, text
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.online.base import Losses, OnlineState

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from numpyro_tempered.core.checks import (
+from numpyro_tempered.core import (
+    Array,
+    PyTree,
     check_count,
     check_number,
     check_numbers,
     describe,
     key_first,
 )
-from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.gaussian import ivon
 from numpyro_tempered.gaussian.ivon import IvonState, Noise, Schedule
 

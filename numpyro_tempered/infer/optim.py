@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.core import Array, Params
 from numpyro_tempered.gaussian.descent import Method, forward_backward, natural_gradient
 from numpyro_tempered.gaussian.descent.objective import (
     add,

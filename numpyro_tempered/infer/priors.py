@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.core import Array, Model, Params
 from numpyro_tempered.gaussian.descent.base import Derivatives
 from numpyro_tempered.gaussian.descent.laplace_prior import (
     LaplaceTerm,

@@ -7,10 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.differentiation import forward_else_reverse
-from numpyro_tempered.core.programs import run_program, trace_once
-from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core import (
+    Array,
+    PyTree,
+    forward_else_reverse,
+    map_batches,
+    run_program,
+    trace_once,
+)
 from numpyro_tempered.gaussian.descent import Objective
 from numpyro_tempered.gaussian.families import MeanField
 

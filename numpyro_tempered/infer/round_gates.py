@@ -9,8 +9,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
-from numpyro_tempered.core.checks import check_count, check_number, key_first
-from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.core import Array, Params, check_count, check_number, key_first
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.guide_laws import has_gates
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab

@@ -11,8 +11,7 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.core import Array, Model, Params, run_program
 from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.likelihood import subsamples
 from numpyro_tempered.handlers.numpyro_private import (

@@ -10,11 +10,17 @@ from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.progress import ProgressBar, progress
-from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    Guide,
+    Params,
+    ProgressBar,
+    PyTree,
+    add_repr,
+    progress,
+    run_program,
+    warn_caller,
+)
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import Antithetic
 from numpyro_tempered.infer.averaged_adam import (

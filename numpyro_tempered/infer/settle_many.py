@@ -10,9 +10,16 @@ from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
-from numpyro_tempered.core.programs import compile_once, run_program
-from numpyro_tempered.core.progress import progress_within
-from numpyro_tempered.core.typing import Array, Guide, Model, Params, PyTree
+from numpyro_tempered.core import (
+    Array,
+    Guide,
+    Model,
+    Params,
+    PyTree,
+    compile_once,
+    progress_within,
+    run_program,
+)
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.infer.antithetic import with_order
 from numpyro_tempered.infer.averaged_adam import descend, is_worth_its_steps, select

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_tempered.core.typing import Model, Params
+from numpyro_tempered.core import Model, Params
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.handlers.effects import layers
 from numpyro_tempered.handlers.likelihood import get_trace, latent_sites

@@ -8,11 +8,19 @@ import numpy as np
 from numpyro.infer import SVI, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.elbo import ELBO
 
-from numpyro_tempered.core.checks import check_count, check_number
-from numpyro_tempered.core.progress import ProgressBar
-from numpyro_tempered.core.result import TemperedELBO
-from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, PyTree
-from numpyro_tempered.core.verbs import runs_models
+from numpyro_tempered.core import (
+    Array,
+    Guide,
+    Model,
+    Numbers,
+    Params,
+    ProgressBar,
+    PyTree,
+    TemperedELBO,
+    check_count,
+    check_number,
+    runs_models,
+)
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call, feasible_trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim

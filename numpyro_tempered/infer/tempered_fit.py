@@ -9,21 +9,28 @@ import numpy as np
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_count, check_key
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.labels import Labels, axis_labels, check_columns
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.result import (
+from numpyro_tempered.core import (
+    Array,
     DataSummary,
     Description,
     Evidence,
+    Guide,
+    Labels,
+    Model,
+    Numbers,
+    Params,
     TemperedELBO,
+    add_repr,
+    axis_labels,
+    check_columns,
+    check_count,
+    check_key,
     fit_attrs,
+    map_batches,
     refuse_data,
+    run_program,
     summarise_observed,
 )
-from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import argument_columns

@@ -8,10 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import programs
-from numpyro_tempered.core.ascent import Ascent, advance
-from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, Ascent, advance, double_precision, programs
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.ascent import (
     Algorithm,

@@ -8,12 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import ascent
-from numpyro_tempered.core.ascent import Ascent, Iterate, Step
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.progress import ProgressBar, progress
-from numpyro_tempered.core.typing import Array, PyTree
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    Ascent,
+    Iterate,
+    ProgressBar,
+    PyTree,
+    Step,
+    ascent,
+    check_number,
+    progress,
+    warn_caller,
+)
 from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.prepare import check_counts

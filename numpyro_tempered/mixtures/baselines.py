@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.em import em
 from numpyro_tempered.mixtures.orders import fold_in

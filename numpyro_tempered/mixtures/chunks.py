@@ -8,12 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.ascent import Ascent, record
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.chunks import blocks
-from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.processes import spans_processes, to_host
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Ascent,
+    CompensatedSum,
+    PyTree,
+    blocks,
+    check_count,
+    record,
+    spans_processes,
+    to_host,
+)
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import (

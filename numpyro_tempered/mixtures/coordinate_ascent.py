@@ -3,9 +3,7 @@
 import jax
 import numpy as np
 
-from numpyro_tempered.core.ascent import Ascent
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import Array, Ascent, warn_caller
 from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.ascent import (
     History,

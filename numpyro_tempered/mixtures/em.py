@@ -6,10 +6,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_number, key_first
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    add_repr,
+    check_count,
+    check_number,
+    double_precision,
+    key_first,
+)
 from numpyro_tempered.mixtures import ascent
 from numpyro_tempered.mixtures.chunks import Chunks, source_of
 from numpyro_tempered.mixtures.components import derived

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, double_precision
 from numpyro_tempered.mixtures.ascent import Limits, PassState, Summary
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, broadcast_prior

@@ -2,9 +2,7 @@
 
 from functools import partial
 
-from numpyro_tempered.core.checks import key_first
-from numpyro_tempered.core.progress import ProgressBar
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, ProgressBar, key_first
 from numpyro_tempered.mixtures.ascent import check_limits
 from numpyro_tempered.mixtures.chunks import Chunks, is_chunks, source_of
 from numpyro_tempered.mixtures.components.base import Component

@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, key_first
-from numpyro_tempered.core.progress import ProgressBar, progress
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, ProgressBar, check_count, key_first, progress
 from numpyro_tempered.mixtures import ascent, stochastic
 from numpyro_tempered.mixtures.ascent import History, Limits, finite_or_least, restart
 from numpyro_tempered.mixtures.chunks import SAMPLE, Chunks, ChunkSource, chunk_source

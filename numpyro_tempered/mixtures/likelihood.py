@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import xlogy
 
-from numpyro_tempered.core.ascent import Ascent
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import Array, Ascent, warn_caller
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.ascent import Algorithm, PassState, Summary
 from numpyro_tempered.mixtures.components import derived

@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike
 from numpyro_tempered.mixtures.components.base import (
     Component,
     Rows,

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.mixtures import sweep, weights
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.factors import (

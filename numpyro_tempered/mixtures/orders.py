@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike
 from numpyro_tempered.mixtures.comparison import criterion_columns
 from numpyro_tempered.mixtures.components.base import Component, Rows
 from numpyro_tempered.mixtures.fit import fit

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_tempered.core.checks import key_first
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, key_first
 from numpyro_tempered.mixtures.comparison import criterion_columns
 from numpyro_tempered.mixtures.components.base import Component, check_is_component
 from numpyro_tempered.mixtures.orders import (

@@ -8,9 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from numpyro_tempered.core.checks import check_count, is_traced, key_first
-from numpyro_tempered.core.labels import check_names
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    check_count,
+    check_names,
+    is_traced,
+    key_first,
+)
 from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (

@@ -7,16 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from numpyro_tempered.core.checks import (
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    as_array,
+    automatic_mesh,
     check_count,
     check_known,
     check_number,
+    has_mesh,
+    held_array,
     is_traced,
+    names_of,
 )
-from numpyro_tempered.core.labels import names_of
-from numpyro_tempered.core.processes import automatic_mesh, has_mesh
-from numpyro_tempered.core.rows import as_array, held_array
-from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.derived import check_derivatives

@@ -9,21 +9,23 @@ import numpy as np
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.result import (
+from numpyro_tempered.core import (
     COLUMNS,
+    Array,
+    ArrayLike,
     DataSummary,
     Description,
     Evidence,
+    Params,
     TemperedELBO,
+    add_repr,
+    check_count,
     fit_attrs,
+    map_batches,
+    run_program,
     take_data,
+    warn_if_unresolved,
 )
-from numpyro_tempered.core.rows import warn_if_unresolved
-from numpyro_tempered.core.typing import Array, ArrayLike, Params
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.tempered_fit import TemperedFit, without_data

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import Array, warn_caller
 from numpyro_tempered.mixtures.ascent import PassState
 from numpyro_tempered.mixtures.components.base import RESOLUTION, Component
 from numpyro_tempered.mixtures.factors import Factors, Outcome

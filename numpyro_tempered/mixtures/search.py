@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.mixtures.ascent import Algorithm, Limits
 from numpyro_tempered.mixtures.evidence import evaluate, following
 from numpyro_tempered.mixtures.factors import (

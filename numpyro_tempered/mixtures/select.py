@@ -6,11 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, key_first
-from numpyro_tempered.core.compilation import CLOCK, advise_cache
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    CLOCK,
+    Array,
+    ArrayLike,
+    add_repr,
+    advise_cache,
+    check_count,
+    key_first,
+    warn_caller,
+)
 from numpyro_tempered.mixtures.baselines import baseline_columns
 from numpyro_tempered.mixtures.comparison import (
     Model,

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
-from numpyro_tempered.core.ascent import Ascent
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, Ascent
 from numpyro_tempered.mixtures.ascent import (
     Algorithm,
     Limits,

@@ -7,9 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_number, is_traced
-from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    CompensatedSum,
+    check_count,
+    check_number,
+    is_traced,
+)
 from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.precision import CompensatedSum, matmul
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, CompensatedSum, matmul
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component
 

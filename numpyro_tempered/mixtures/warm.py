@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components.base import broadcast_prior, translate_on_host
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem

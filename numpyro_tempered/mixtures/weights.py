@@ -13,8 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.checks import check_number, check_numbers
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, check_number, check_numbers
 from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.base import Rows, Sample, namespace
 

@@ -1,7 +1,6 @@
 """Online rules as (init, update) pairs, and the drivers that run them over a stream."""
 
-from numpyro_tempered.core.chunks import pad_batch
-from numpyro_tempered.core.processes import to_host
+from numpyro_tempered.core import pad_batch, to_host
 from numpyro_tempered.core.shared_rows import share_rows
 from numpyro_tempered.core.tables import csv_chunks, frame_chunks, parquet_chunks
 from numpyro_tempered.online.ball import Ball

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array, Scalar
+from numpyro_tempered.core import Array, Scalar
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
 from numpyro_tempered.gaussian.families.mean_field import shrink
 

@@ -8,10 +8,16 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_number, is_traced
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    CompensatedSum,
+    PyTree,
+    Scalar,
+    add_repr,
+    check_number,
+    is_traced,
+)
 from numpyro_tempered.gaussian.expectations.base import (
     Data,
     Evaluation,

@@ -5,8 +5,7 @@ from typing import NamedTuple, TypeVar
 
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_number, check_numbers
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, check_number, check_numbers
 from numpyro_tempered.gaussian.families.base import Q, family_of
 from numpyro_tempered.online import ball as balls
 from numpyro_tempered.online.ball import Ball

@@ -9,11 +9,15 @@ from typing import ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from numpyro_tempered.core.checks import check_choice
-from numpyro_tempered.core.chunks import blocks
-from numpyro_tempered.core.processes import spans_processes, to_host
-from numpyro_tempered.core.rows import held_array, is_list
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import (
+    Array,
+    blocks,
+    check_choice,
+    held_array,
+    is_list,
+    spans_processes,
+    to_host,
+)
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, refuse_model
 from numpyro_tempered.online.drivers import check_data, check_parts

@@ -4,11 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_record, describe, is_traced
-from numpyro_tempered.core.chunks import common_rows
-from numpyro_tempered.core.processes import spans_processes, to_host
-from numpyro_tempered.core.rows import stream_arrays
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    check_record,
+    common_rows,
+    describe,
+    is_traced,
+    spans_processes,
+    stream_arrays,
+    to_host,
+)
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, refuse_model
 from numpyro_tempered.online.stream import Rounds, compiled_loop, compiled_single

@@ -7,10 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_record, describe, key_first
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.rows import stream_arrays
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    add_repr,
+    check_count,
+    check_record,
+    describe,
+    key_first,
+    stream_arrays,
+)
 from numpyro_tempered.gaussian.expectations.base import (
     Expectation,
     Predictors,

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_number, check_positive
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, check_number, check_positive
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.online.base import OnlineState, Rule, StepSize, SVBRate, choose

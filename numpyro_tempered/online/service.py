@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_known, describe
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    PyTree,
+    check_known,
+    describe,
+    share_trace,
+    stream_arrays,
+)
 from numpyro_tempered.core.packing import (
     Inputs,
     Packing,
@@ -20,9 +28,6 @@ from numpyro_tempered.core.packing import (
     read_numbers,
     unpack,
 )
-from numpyro_tempered.core.programs import share_trace
-from numpyro_tempered.core.rows import stream_arrays
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations.base import Expectation, check_outcomes
 from numpyro_tempered.online.base import Losses, OnlineState, Rule
 from numpyro_tempered.online.drivers import check_data, check_parts

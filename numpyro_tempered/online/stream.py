@@ -8,8 +8,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.programs import first_row, share_trace
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, first_row, share_trace
 from numpyro_tempered.gaussian.expectations.base import (
     Evaluation,
     Expectation,

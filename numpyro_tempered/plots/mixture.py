@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike
 from numpyro_tempered.mixtures.predict import log_predictive, predict, predictive_parts
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.plots.axes import Axes, TwoAxes, one_axes, two_axes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike
 from numpyro_tempered.plots.axes import Axes, one_axes
 from numpyro_tempered.report.arviz import group, group_names
 

@@ -8,11 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import checks
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import Array, ArrayLike, Numbers, Scalar
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Numbers,
+    Scalar,
+    as_array,
+    checks,
+    to_host,
+    warn_caller,
+)
 
 T = TypeVar("T")
 

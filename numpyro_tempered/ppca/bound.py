@@ -6,7 +6,7 @@ from types import ModuleType
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array, Numbers, Scalar
+from numpyro_tempered.core import Array, Numbers, Scalar
 from numpyro_tempered.ppca.base import Posterior, Rows, Scores, Target, in_double
 
 

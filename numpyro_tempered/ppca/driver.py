@@ -8,11 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.ascent import Ascent, Iterate, advance, begin
-from numpyro_tempered.core.checks import check_count, check_number, key_first
-from numpyro_tempered.core.labels import names_of
-from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Ascent,
+    Iterate,
+    Numbers,
+    advance,
+    begin,
+    check_count,
+    check_number,
+    key_first,
+    names_of,
+    warn_caller,
+)
 from numpyro_tempered.ppca import base
 from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Target
 from numpyro_tempered.ppca.bound import constant, elbo, gamma_shapes, varying_terms

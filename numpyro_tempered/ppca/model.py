@@ -10,14 +10,21 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_tempered.core import result
-from numpyro_tempered.core.checks import check_count, key_first
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.labels import check_names
-from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.rows import warn_if_unresolved
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Guide,
+    Model,
+    Params,
+    add_repr,
+    check_count,
+    check_names,
+    double_precision,
+    key_first,
+    result,
+    run_program,
+    warn_if_unresolved,
+)
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.tempered_fit import TemperedFit, without_data
 from numpyro_tempered.ppca.base import Posterior, Prior, Rows, as_matrix, in_double

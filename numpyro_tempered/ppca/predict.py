@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, key_first
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, check_count, key_first
 from numpyro_tempered.ppca.base import Posterior, Rows, Scores, as_rows
 from numpyro_tempered.ppca.bound import with_one
 from numpyro_tempered.ppca.model import (

@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_tempered.core.checks import check_options, describe, key_first
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, add_repr, check_options, describe, key_first
 from numpyro_tempered.ppca.driver import Options, fit_each
 from numpyro_tempered.ppca.model import PPCAFit, check_fit
 from numpyro_tempered.report.arviz import assemble, dataset, versions

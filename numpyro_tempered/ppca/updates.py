@@ -11,7 +11,7 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array, Scalar
+from numpyro_tempered.core import Array, Scalar
 from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Scores, Target
 from numpyro_tempered.ppca.bound import (
     gamma_shapes,

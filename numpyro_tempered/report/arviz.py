@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from numpyro_tempered.core.labels import Labels
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, Labels, to_host
 
 if TYPE_CHECKING:
     import xarray as xr

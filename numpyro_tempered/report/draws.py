@@ -10,18 +10,21 @@ from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import MCMC
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
-from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.processes import automatic_mesh
-from numpyro_tempered.core.result import (
+from numpyro_tempered.core import (
     EMPTY,
+    Array,
+    ArrayLike,
     DataSummary,
     Description,
     Evidence,
+    Model,
+    Params,
+    add_repr,
+    automatic_mesh,
+    compiled_map,
     refuse_data,
     summarise_observed,
 )
-from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params
 from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.likelihood import (
     Site,

@@ -7,12 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.labels import axis_labels, column_labels
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.result import Description
-from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.core.verbs import runs_models
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Description,
+    axis_labels,
+    column_labels,
+    runs_models,
+    to_host,
+    warn_caller,
+)
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import argument_names
 from numpyro_tempered.handlers.robust import divergences

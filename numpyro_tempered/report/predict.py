@@ -6,9 +6,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import Predictive
 
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Model, Params
-from numpyro_tempered.core.verbs import runs_models
+from numpyro_tempered.core import Array, Model, Params, run_program, runs_models
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.effects import plates_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_tempered.core.labels import number_names
+from numpyro_tempered.core import number_names
 from numpyro_tempered.report.arviz import ArviZData, group, group_names
 from numpyro_tempered.report.draws import bind
 

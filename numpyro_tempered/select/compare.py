@@ -6,11 +6,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.result import DataSummary, Posterior, TemperedELBO, fit_attrs
-from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.core.verbs import runs_models
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    DataSummary,
+    Posterior,
+    TemperedELBO,
+    fit_attrs,
+    runs_models,
+    to_host,
+    warn_caller,
+)
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.infer.tempered_fit import TemperedFit

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.programs import trace_once
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, trace_once
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.rows import find_data, log_lik_of_each

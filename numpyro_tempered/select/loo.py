@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import Array, warn_caller
 from numpyro_tempered.handlers.temper import check_alpha
 from numpyro_tempered.report.arviz import ArviZData, group, group_names, variable_name
 from numpyro_tempered.report.inference_data import to_inference_data

@@ -10,14 +10,23 @@ from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import log_density
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.compilation import CLOCK, advise_cache
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.progress import ProgressBar, progress_bars, progress_within
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
-from numpyro_tempered.core.verbs import runs_models
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    CLOCK,
+    Array,
+    ArrayLike,
+    Guide,
+    Model,
+    Params,
+    ProgressBar,
+    advise_cache,
+    check_count,
+    map_batches,
+    progress_bars,
+    progress_within,
+    run_program,
+    runs_models,
+    warn_caller,
+)
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper

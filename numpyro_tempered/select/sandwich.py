@@ -7,13 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_count, key_first
-from numpyro_tempered.core.differentiation import jacobian
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, ArrayLike, Params
-from numpyro_tempered.core.verbs import runs_models
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Params,
+    check_count,
+    jacobian,
+    key_first,
+    map_batches,
+    run_program,
+    runs_models,
+    warn_caller,
+)
 from numpyro_tempered.handlers.target import Target, check_density
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass
 from numpyro_tempered.infer.guide_laws import location_scale_of

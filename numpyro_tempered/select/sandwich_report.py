@@ -7,8 +7,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.labels import number_names
+from numpyro_tempered.core import add_repr, number_names
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import ArviZData, assemble, dataset, versions
 from numpyro_tempered.select.alpha.coverage_report import list_names

@@ -6,15 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import (
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Numbers,
+    as_array,
     check_number,
     check_numbers,
     check_real,
     is_traced,
+    to_host,
 )
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import SpikeSlab
 
 

@@ -8,10 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.ascent import Ascent, Iterate, advance, begin
-from numpyro_tempered.core.checks import check_count, check_number, is_traced
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    Ascent,
+    Iterate,
+    advance,
+    begin,
+    check_count,
+    check_number,
+    is_traced,
+    warn_caller,
+)
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
 from numpyro_tempered.sparse.arguments import Regression
 from numpyro_tempered.sparse.sweep import (

@@ -9,13 +9,19 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_tempered.core import result
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.labels import check_names
-from numpyro_tempered.core.processes import automatic_mesh
-from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Numbers, Params
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Guide,
+    Numbers,
+    Params,
+    add_repr,
+    as_array,
+    automatic_mesh,
+    check_names,
+    check_number,
+    result,
+)
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab, spike_slab
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.distributions import SpikeAndSlab

@@ -13,11 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
 
-from numpyro_tempered.core.checks import check_number, is_traced, key_first
-from numpyro_tempered.core.labels import names_of
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Numbers,
+    check_number,
+    is_traced,
+    key_first,
+    names_of,
+    to_host,
+    warn_caller,
+)
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
 from numpyro_tempered.sparse.arguments import Prior, Regression, as_data, as_regression

@@ -12,9 +12,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, is_traced, key_first
-from numpyro_tempered.core.labels import names_of
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    check_number,
+    is_traced,
+    key_first,
+    names_of,
+)
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
 from numpyro_tempered.sparse.arguments import Prior, Regression, as_data, as_regression

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_count, key_first
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, check_count, key_first
 from numpyro_tempered.sparse.base import (
     Draws,
     RegressionFit,

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.gaussian.families import SpikeSlab
 
 T = TypeVar("T")

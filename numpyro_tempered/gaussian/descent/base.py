@@ -15,8 +15,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, matmul
 from numpyro_tempered.gaussian.families.base import (
     Gaussian,
     Q,

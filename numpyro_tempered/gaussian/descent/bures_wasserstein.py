@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.ode import odeint
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, check_number, matmul
 from numpyro_tempered.gaussian.descent.base import (
     Derivatives,
     Method,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.gaussian.descent.base import Derivatives
 from numpyro_tempered.gaussian.expectations.base import Options
 from numpyro_tempered.gaussian.expectations.pinball import absolute_moments

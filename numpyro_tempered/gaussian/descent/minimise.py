@@ -7,11 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_number, is_traced
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.result import Description
-from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core import (
+    Array,
+    Description,
+    PyTree,
+    add_repr,
+    check_count,
+    check_number,
+    is_traced,
+    run_program,
+)
 from numpyro_tempered.gaussian.descent import base
 from numpyro_tempered.gaussian.descent.natural_gradient import natural_gradient
 from numpyro_tempered.gaussian.descent.objective import Evaluate, Objective

@@ -6,9 +6,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_count, check_number, is_traced
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Numbers, PyTree
+from numpyro_tempered.core import (
+    Array,
+    Numbers,
+    PyTree,
+    check_count,
+    check_number,
+    is_traced,
+    run_program,
+)
 from numpyro_tempered.gaussian.descent.base import Derivatives
 from numpyro_tempered.gaussian.descent.minimise import (
     CONVERGED,

@@ -8,10 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Numbers, PyTree
+from numpyro_tempered.core import (
+    Array,
+    Numbers,
+    PyTree,
+    map_batches,
+    matmul,
+    run_program,
+)
 from numpyro_tempered.gaussian.descent.base import Derivatives
 from numpyro_tempered.gaussian.families.gaussian_mixture import (
     GaussianMixture,

@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, PyTree, Scalar
+from numpyro_tempered.core import Array, PyTree, Scalar, check_number, matmul
 from numpyro_tempered.gaussian.descent.base import (
     Derivatives,
     diagonal,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.gaussian.descent.base import Derivatives
 from numpyro_tempered.gaussian.expectations.base import Options
 from numpyro_tempered.gaussian.expectations.gauss_hermite import quadrature

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.families.base import Curvature, Gaussian
 from numpyro_tempered.gaussian.families.mean_field import MeanField
 

@@ -6,9 +6,8 @@ from typing import TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.differentiation import forward_else_reverse
+from numpyro_tempered.core import Array, PyTree, forward_else_reverse
 from numpyro_tempered.core.jax_private import dce_jaxpr
-from numpyro_tempered.core.typing import Array, PyTree
 
 # An array, or a pytree of them.
 A = TypeVar("A")

@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.programs import one_for_equal
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, check_count, one_for_equal
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.differentiate import (
     LossesOfPredictors,

@@ -16,8 +16,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, map_batches
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.differentiate import (
     LossesOfPredictors,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.predictors import of_predictors
 

@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_choice, check_count, check_number
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, check_choice, check_count, check_number, matmul
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.predictors import as_rows, linear
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of

@@ -5,8 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.programs import one_for_equal
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, one_for_equal
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.gauss_hermite import gauss_hermite
 

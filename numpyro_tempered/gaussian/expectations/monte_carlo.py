@@ -7,10 +7,14 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.differentiation import hessian_product
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    PyTree,
+    check_count,
+    hessian_product,
+    map_batches,
+)
 from numpyro_tempered.gaussian.expectations import base, differentiate
 from numpyro_tempered.gaussian.expectations.predictors import curvature_rows
 from numpyro_tempered.gaussian.families.base import Gaussian, Rows, family_of

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, check_count
 from numpyro_tempered.gaussian.expectations import differentiate
 from numpyro_tempered.gaussian.expectations.base import (
     Expectation,

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core import Array, ArrayLike, PyTree, matmul
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 

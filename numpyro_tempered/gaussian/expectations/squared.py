@@ -4,8 +4,7 @@ import math
 
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, check_number
 from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options
 from numpyro_tempered.gaussian.expectations.predictors import linear
 

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, ArrayLike, Scalar
+from numpyro_tempered.core import Array, ArrayLike, Scalar, matmul
 
 
 class Gaussian(Protocol):

@@ -11,9 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core.checks import check_numbers, is_traced
-from numpyro_tempered.core.precision import CompensatedSum, matmul
-from numpyro_tempered.core.typing import Array, Scalar
+from numpyro_tempered.core import (
+    Array,
+    CompensatedSum,
+    Scalar,
+    check_numbers,
+    is_traced,
+    matmul,
+)
 from numpyro_tempered.gaussian.families import base
 from numpyro_tempered.gaussian.families.mean_field import shrink
 

@@ -5,9 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, add_repr, matmul
 from numpyro_tempered.gaussian.families.base import (
     Gaussian,
     as_floating,

@@ -11,9 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core.checks import check_numbers
-from numpyro_tempered.core.precision import CompensatedSum, matmul
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, CompensatedSum, check_numbers, matmul
 from numpyro_tempered.gaussian.families import base, rank_updates
 
 

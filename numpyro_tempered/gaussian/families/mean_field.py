@@ -14,9 +14,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_numbers
-from numpyro_tempered.core.precision import CompensatedSum, matmul
-from numpyro_tempered.core.typing import Array, ArrayLike, Scalar
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    CompensatedSum,
+    Scalar,
+    check_numbers,
+    matmul,
+)
 from numpyro_tempered.gaussian.families.base import (
     Family,
     Gain,

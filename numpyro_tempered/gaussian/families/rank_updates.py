@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core.precision import CompensatedSum, matmul
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, CompensatedSum, matmul
 
 NUM_INVERSE_ITERATIONS = 3
 # The largest share of a direction that negative curvature takes off in one step.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 
 
 class SpikeSlab(NamedTuple):

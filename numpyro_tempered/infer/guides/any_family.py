@@ -9,8 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params
+from numpyro_tempered.core import Array, ArrayLike, Model, Params, check_count
 from numpyro_tempered.gaussian.families import LowRank, family_of
 from numpyro_tempered.gaussian.families.base import square_root
 from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal

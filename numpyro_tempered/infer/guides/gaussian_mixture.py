@@ -11,8 +11,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params
+from numpyro_tempered.core import Array, ArrayLike, Model, Params, check_count
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 
 NO_DERIVATIVE = (

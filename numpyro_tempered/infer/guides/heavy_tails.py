@@ -9,7 +9,7 @@ from jax.scipy.special import betainc, gammaln, ndtri
 from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike
 
 # From here on Stirling's series has all digits of double precision.
 _LARGE = 12.0

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.gaussian.families import LowRank, low_rank
 
 

@@ -11,8 +11,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.initialization import init_to_sample
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.core import Array, Guide, Model, Params, check_number
 from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.likelihood import Site, latent_sites
 

@@ -18,9 +18,7 @@ from numpyro.infer.autoguide import (
 )
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.typing import Array, Model, Params
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import Array, Model, Params, is_traced, warn_caller
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian, square_root
 from numpyro_tempered.handlers.likelihood import Layout

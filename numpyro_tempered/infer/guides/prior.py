@@ -8,9 +8,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_tempered.core.checks import check_numbers
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.core import Array, Model, Params, check_numbers, run_program
 from numpyro_tempered.gaussian.families.mean_field import MeanField
 from numpyro_tempered.handlers.effects import base_distribution
 from numpyro_tempered.handlers.likelihood import Site, latent_sites

@@ -5,8 +5,7 @@ import itertools
 import jax
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_number, key_first
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, check_count, check_number, key_first
 
 # Candidates that repeat what is taken, by the share of their variance that is new.
 _NEW = 1e-4

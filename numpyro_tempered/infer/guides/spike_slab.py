@@ -15,8 +15,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import Messenger, mutable
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params, Scalar
+from numpyro_tempered.core import Array, ArrayLike, Model, Params, Scalar, check_number
 from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.likelihood import is_masked
 from numpyro_tempered.infer.distributions import SpikeAndSlab

@@ -16,8 +16,7 @@ from numpyro.distributions.transforms import (
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params, Scalar
+from numpyro_tempered.core import Array, ArrayLike, Model, Params, Scalar, check_number
 from numpyro_tempered.infer.guides.heavy_tails import (
     MultivariateStudentT,
     StudentT,

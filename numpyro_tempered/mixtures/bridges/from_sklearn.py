@@ -4,8 +4,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, key_first
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, check_count, key_first
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import History
 from numpyro_tempered.mixtures.components.base import (

@@ -1,7 +1,6 @@
 """A mixture as a NumPyro model, and its fitted factors as a guide."""
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import Guide, Model
+from numpyro_tempered.core import Guide, Model, check_count
 from numpyro_tempered.mixtures.bridges.sites import mixture_guide, mixture_model
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.result import MixtureFit, check_fit

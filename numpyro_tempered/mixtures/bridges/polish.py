@@ -8,8 +8,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import Predictive, TraceMeanField_ELBO
 from numpyro.optim import Adam
 
-from numpyro_tempered.core.checks import key_first
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide
+from numpyro_tempered.core import Array, ArrayLike, Guide, key_first
 from numpyro_tempered.infer.svi import TemperedFit, fit_svi
 from numpyro_tempered.mixtures.bridges.model import numpyro_guide, numpyro_model
 from numpyro_tempered.mixtures.bridges.sites import mixture_guide

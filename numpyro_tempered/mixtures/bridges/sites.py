@@ -12,10 +12,17 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.processes import automatic_mesh, spans_processes
-from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Guide,
+    Model,
+    Params,
+    as_array,
+    automatic_mesh,
+    is_traced,
+    spans_processes,
+)
 from numpyro_tempered.mixtures.components import base, derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
 from numpyro_tempered.mixtures.components.matrices import (

@@ -11,16 +11,17 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.checks import (
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    as_array,
     check_count,
     check_number,
     check_numbers,
     check_real,
+    double_precision,
     is_traced,
 )
-from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import Array, ArrayLike
 
 # A NamedTuple of arrays, the family's own; a dict of such for a product of families.
 Hyperparameters: TypeAlias = Any

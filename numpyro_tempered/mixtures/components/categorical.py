@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, check_count
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.special import (
     digamma,

@@ -11,9 +11,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
-from numpyro_tempered.core.checks import key_first
-from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, double_precision, key_first
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (

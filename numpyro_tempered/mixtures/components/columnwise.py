@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, matmul
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.base import (
     Hyperparameters,

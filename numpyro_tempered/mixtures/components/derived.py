@@ -9,8 +9,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, double_precision
 from numpyro_tempered.mixtures.components.base import (
     Component,
     Hyperparameters,

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component, Parameters
 from numpyro_tempered.mixtures.components.columnwise import (
     Arrays,

@@ -9,9 +9,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, is_traced, matmul
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.gaussian_missing import with_missing_entries

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.base import (
     RESOLUTION,

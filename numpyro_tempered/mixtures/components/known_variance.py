@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import (
     Component,
     Parameters,

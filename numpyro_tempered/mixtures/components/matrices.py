@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, matmul
 
 
 def symmetric(triangle: Array, dim: int) -> Array:

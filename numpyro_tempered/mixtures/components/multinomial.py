@@ -8,8 +8,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import xlogy
 from numpyro.distributions import constraints
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, check_count
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.poisson import is_count
 from numpyro_tempered.mixtures.components.special import (

@@ -11,9 +11,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, is_traced, matmul
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_known, check_number
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, check_known, check_number
 from numpyro_tempered.mixtures.components.base import floating_rows
 from numpyro_tempered.mixtures.prepare import weight_on_host
 

@@ -7,7 +7,7 @@ from functools import reduce
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.mixtures.components.base import Hyperparameters
 
 LOG_TWO_PI = math.log(2.0 * math.pi)

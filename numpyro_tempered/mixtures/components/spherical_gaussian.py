@@ -5,8 +5,7 @@ from functools import lru_cache
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, matmul
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.columnwise import Arrays, join, location_by

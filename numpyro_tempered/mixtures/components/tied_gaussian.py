@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike
 from numpyro_tempered.mixtures.components import gaussian_missing
 from numpyro_tempered.mixtures.components.base import (
     Component,

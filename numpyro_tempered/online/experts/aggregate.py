@@ -7,9 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, CompensatedSum, check_number
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, require
 from numpyro_tempered.online import base as rules

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from numpyro_tempered.core.checks import (
+from numpyro_tempered.core import (
+    ArrayLike,
     check_count,
     check_known,
     check_number,
     check_numbers,
 )
-from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.online.experts.windows import WINDOWS
 
 

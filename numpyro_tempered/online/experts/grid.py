@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_numbers
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core import Array, ArrayLike, PyTree, check_numbers
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.families.base import Gaussian, Rows, Whitened, family_of
 from numpyro_tempered.online.base import Data, OnlineState, Rule

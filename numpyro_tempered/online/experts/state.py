@@ -6,10 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, CompensatedSum, add_repr, check_count
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
 from numpyro_tempered.online.base import OnlineState, memory_of
 

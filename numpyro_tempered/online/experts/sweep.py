@@ -3,12 +3,17 @@
 import jax
 import numpy as np
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_record, is_traced
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.rows import stream_arrays
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    PyTree,
+    check_record,
+    is_traced,
+    map_batches,
+    run_program,
+    stream_arrays,
+    warn_caller,
+)
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.online.base import Data, Losses, OnlineState, check_prior

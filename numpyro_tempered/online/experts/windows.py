@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from numpyro_tempered.core.checks import check_numbers, check_positive
+from numpyro_tempered.core import check_numbers, check_positive
 from numpyro_tempered.online import base as rules
 from numpyro_tempered.online.experts.aggregate import aggregate
 from numpyro_tempered.online.experts.grid import grid

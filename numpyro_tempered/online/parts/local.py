@@ -6,9 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.chunks import common_rows
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core import Array, ArrayLike, PyTree, common_rows, is_traced
 from numpyro_tempered.gaussian.descent import (
     Derivatives,
     Method,

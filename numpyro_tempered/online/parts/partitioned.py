@@ -8,14 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import (
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    PyTree,
+    Scalar,
     check_count,
     check_number,
     check_record,
     is_traced,
+    stream_arrays,
 )
-from numpyro_tempered.core.rows import stream_arrays
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
 from numpyro_tempered.gaussian.descent import Method, natural_gradient
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, supports

@@ -8,12 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_number, check_record
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.result import Description
-from numpyro_tempered.core.rows import stream_arrays
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    Description,
+    add_repr,
+    check_count,
+    check_number,
+    check_record,
+    stream_arrays,
+    warn_caller,
+)
 from numpyro_tempered.gaussian.descent import Derivatives, stationarity
 from numpyro_tempered.gaussian.expectations.base import Data
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of

@@ -6,9 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_record, describe, is_traced
-from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import (
+    Array,
+    CompensatedSum,
+    check_record,
+    describe,
+    is_traced,
+)
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 from numpyro_tempered.gaussian.natural import Natural, from_natural
 from numpyro_tempered.online.parts.state import (

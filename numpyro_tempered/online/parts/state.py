@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, add_repr
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.gaussian.natural import Natural
 

@@ -3,9 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_numbers
-from numpyro_tempered.core.programs import one_for_equal
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, check_numbers, one_for_equal
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import (
     Gain,

@@ -7,8 +7,14 @@ from typing import NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
-from numpyro_tempered.core.typing import Array, ArrayLike, Scalar
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Scalar,
+    check_number,
+    check_numbers,
+    is_traced,
+)
 from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.online.base import Gaussian, Schedule
 

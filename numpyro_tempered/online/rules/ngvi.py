@@ -2,9 +2,13 @@
 
 import math
 
-from numpyro_tempered.core.checks import check_choice, check_number, is_traced
-from numpyro_tempered.core.programs import one_for_equal
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import (
+    Array,
+    check_choice,
+    check_number,
+    is_traced,
+    one_for_equal,
+)
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import (
     Curvature,

@@ -1,6 +1,6 @@
 """Online gradient descent on a point and on a Gaussian (CA19, section 5)."""
 
-from numpyro_tempered.core.programs import one_for_equal
+from numpyro_tempered.core import one_for_equal
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of, require
 from numpyro_tempered.online import base as rules

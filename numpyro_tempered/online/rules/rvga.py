@@ -5,9 +5,7 @@ from typing import cast
 
 import jax.numpy as jnp
 
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.programs import one_for_equal
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, matmul, one_for_equal
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Predictors, rows_of
 from numpyro_tempered.gaussian.expectations.predictors import (
     evaluate_predictors,

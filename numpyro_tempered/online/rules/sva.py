@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.programs import one_for_equal
+from numpyro_tempered.core import CompensatedSum, one_for_equal
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.online import ball as balls

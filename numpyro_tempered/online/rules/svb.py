@@ -4,9 +4,7 @@ import math
 
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_number, is_traced
-from numpyro_tempered.core.programs import one_for_equal
-from numpyro_tempered.core.typing import Scalar
+from numpyro_tempered.core import Scalar, check_number, is_traced, one_for_equal
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import (
     Gain,

@@ -8,9 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.chunks import blocks
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, blocks, check_count
 from numpyro_tempered.online.streams.processes import (
     attempt,
     exchange,

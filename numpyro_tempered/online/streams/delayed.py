@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, is_traced
-from numpyro_tempered.core.rows import stream_arrays
-from numpyro_tempered.core.typing import Array, Numbers
+from numpyro_tempered.core import Array, Numbers, check_count, is_traced, stream_arrays
 
 _EXPECTED = "ids must be whole numbers of up to 64 bits"
 

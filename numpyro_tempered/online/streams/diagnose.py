@@ -6,9 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.typing import ArrayLike
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import ArrayLike, to_host, warn_caller
 from numpyro_tempered.gaussian.families.base import family_of, is_gaussian
 from numpyro_tempered.online.base import Box, OnlineState, Rule, layers
 from numpyro_tempered.online.streams.findings import (

@@ -10,9 +10,14 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_known, describe
-from numpyro_tempered.core.programs import share_trace
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    PyTree,
+    check_known,
+    describe,
+    share_trace,
+)
 from numpyro_tempered.online.drivers import check_mask
 from numpyro_tempered.online.stream import Rounds, RoundStep, Step, single
 from numpyro_tempered.online.streams.files import kind_of, write_file

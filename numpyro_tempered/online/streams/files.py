@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 
 # Type, fields and children of a node; "*" is a leaf.
 Description: TypeAlias = str | list["Description"]

@@ -8,13 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.processes import spans_processes, to_host
-from numpyro_tempered.core.programs import first_row, share_trace
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import (
+    Array,
+    CompensatedSum,
+    first_row,
+    is_traced,
+    map_batches,
+    share_trace,
+    spans_processes,
+    to_host,
+    warn_caller,
+)
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import JUMP, Data, Losses, OnlineState, layers
 from numpyro_tempered.online.streams.robust import Weighing

@@ -11,9 +11,15 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.model_arguments import ArgumentStructure, separate
-from numpyro_tempered.core.rows import held_array, is_list
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core import (
+    ArgumentStructure,
+    Array,
+    ArrayLike,
+    PyTree,
+    held_array,
+    is_list,
+    separate,
+)
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.online.streams.files import (
     describe,

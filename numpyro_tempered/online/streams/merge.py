@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core import is_traced
 from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.online.base import CumulativeLosses, OnlineState, Rule
 

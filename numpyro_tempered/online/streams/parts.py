@@ -14,7 +14,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.online.streams.files import (
     as_bytes,
     describe,

@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.processes import (
+from numpyro_tempered.core import (
+    Array,
+    PyTree,
     automatic_mesh,
     has_mesh,
+    is_traced,
     spans_processes,
     to_host,
 )
-from numpyro_tempered.core.typing import Array, PyTree
 
 T = TypeVar("T")
 ADVICE = "Make arrays of all of them, by nt.online.global_batches or jax.make_array_from_process_local_data."

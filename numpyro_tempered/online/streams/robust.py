@@ -4,9 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.precision import CompensatedSum, matmul
-from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core import Array, CompensatedSum, PyTree, check_number, matmul
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.differentiate import (
     depends_on,

@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_known
-from numpyro_tempered.core.processes import spans_processes
-from numpyro_tempered.core.typing import PyTree
+from numpyro_tempered.core import PyTree, check_known, spans_processes
 from numpyro_tempered.online.base import OnlineState
 from numpyro_tempered.online.streams.files import (
     describe,

@@ -4,9 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from numpyro_tempered.core.checks import check_count, check_number
-from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, CompensatedSum, check_count, check_number
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, choose, move

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, CompensatedSum
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import (
     Gaussian,

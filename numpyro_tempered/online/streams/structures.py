@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from numpyro_tempered.core.typing import PyTree
+from numpyro_tempered.core import PyTree
 
 PACKAGE = __name__.partition(".")[0]
 BUILTIN = {"tuple": tuple, "list": list}

@@ -6,7 +6,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from numpyro_tempered.core.checks import check_known
+from numpyro_tempered.core import check_known
 from numpyro_tempered.online.streams.files import (
     archive_of,
     as_bytes,

@@ -11,9 +11,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.core import Array, ArrayLike, Model, add_repr, map_batches
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.rows import find_data, log_lik_of_each
 from numpyro_tempered.handlers.target import Target

@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.differentiation import jacobian
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, check_count, jacobian
 from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
 from numpyro_tempered.select.alpha.data_weights import over_resamples
 from numpyro_tempered.select.alpha.dependence import resample_counts

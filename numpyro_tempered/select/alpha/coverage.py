@@ -10,14 +10,25 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_count, check_number, check_numbers
-from numpyro_tempered.core.compilation import CLOCK, advise_cache
-from numpyro_tempered.core.labels import Labels, axis_labels
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.progress import ProgressBar, progress_bars
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
-from numpyro_tempered.core.verbs import runs_models
+from numpyro_tempered.core import (
+    CLOCK,
+    Array,
+    ArrayLike,
+    Guide,
+    Labels,
+    Model,
+    Params,
+    ProgressBar,
+    advise_cache,
+    axis_labels,
+    check_count,
+    check_number,
+    check_numbers,
+    map_batches,
+    progress_bars,
+    run_program,
+    runs_models,
+)
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper

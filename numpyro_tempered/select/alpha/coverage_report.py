@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, add_repr
 from numpyro_tempered.report.arviz import ArviZData, assemble, dataset, versions
 
 # Of all tests together that intervals cover what they say.

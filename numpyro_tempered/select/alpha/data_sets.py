@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.core import Array, Params
 from numpyro_tempered.infer.gaussian_many import GaussianSettler
 from numpyro_tempered.infer.settle_many import Settler
 from numpyro_tempered.select.alpha.guides import unconverged

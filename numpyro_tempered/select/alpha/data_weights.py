@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core import Array, Model, map_batches
 from numpyro_tempered.handlers.effects import ALPHA, Message
 from numpyro_tempered.handlers.rows import DataRows
 

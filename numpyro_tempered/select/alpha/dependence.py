@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, check_count
 from numpyro_tempered.handlers.rows import DataRows
 from numpyro_tempered.select.alpha.data_weights import resamples
 

@@ -8,11 +8,18 @@ import numpy as np
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_tempered.core.compilation import CLOCK, advise_cache
-from numpyro_tempered.core.labels import Labels, axis_labels
-from numpyro_tempered.core.progress import ProgressBar, progress_bars
-from numpyro_tempered.core.typing import Array, ArrayLike, Model
-from numpyro_tempered.core.verbs import runs_models
+from numpyro_tempered.core import (
+    CLOCK,
+    Array,
+    ArrayLike,
+    Labels,
+    Model,
+    ProgressBar,
+    advise_cache,
+    axis_labels,
+    progress_bars,
+    runs_models,
+)
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve
 
-from numpyro_tempered.core.checks import check_choice, check_count, check_number
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, check_choice, check_count, check_number
 from numpyro_tempered.select.alpha import gpc_posteriors, sandwich
 from numpyro_tempered.select.alpha.base import (
     Criterion,

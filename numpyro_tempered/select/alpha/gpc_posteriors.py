@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core.programs import compile_once
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, compile_once
 from numpyro_tempered.select.alpha.base import Draws
 from numpyro_tempered.select.alpha.data_weights import over_resamples
 from numpyro_tempered.select.alpha.minimise import minimise

@@ -12,10 +12,15 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import log_density
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_count, check_number
-from numpyro_tempered.core.programs import compile_once
-from numpyro_tempered.core.typing import Array, Guide, Params
+from numpyro_tempered.core import (
+    Array,
+    Guide,
+    Params,
+    check_count,
+    check_number,
+    compile_once,
+    map_batches,
+)
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.likelihood import Trace

@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import Array, to_host, warn_caller
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.rows import DataRows
 from numpyro_tempered.select.alpha.dependence import Dependence

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array
 from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
 from numpyro_tempered.select.alpha.sandwich import coverage_verdict, estimate_of
 

@@ -9,9 +9,7 @@ from numpyro.infer import HMC, MCMC
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 
-from numpyro_tempered.core.progress import progress_within
-from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.core.warn import warn_caller
+from numpyro_tempered.core import Array, Model, progress_within, warn_caller
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 
-from numpyro_tempered.core.differentiation import forward_else_reverse
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, forward_else_reverse
 
 MAX_ITER = 100
 # The sum must rise by this much two standard deviations from the minimiser, where a parabola has risen by 2.

@@ -7,8 +7,7 @@ import numpy as np
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_tempered.core.checks import check_numbers
-from numpyro_tempered.core.typing import ArrayLike, Guide, Model
+from numpyro_tempered.core import ArrayLike, Guide, Model, check_numbers
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.online import OnlineVI

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, map_batches
 from numpyro_tempered.gaussian.families import family_of
 from numpyro_tempered.handlers.likelihood import get_trace
 from numpyro_tempered.handlers.numpyro_private import unpacker

@@ -9,11 +9,15 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve
 
-from numpyro_tempered.core.differentiation import jacobian
-from numpyro_tempered.core.labels import number_names
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, ArrayLike, Model
-from numpyro_tempered.core.verbs import runs_models
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Model,
+    jacobian,
+    number_names,
+    run_program,
+    runs_models,
+)
 from numpyro_tempered.handlers.arguments import check_key_and_model, model_arguments
 from numpyro_tempered.report.arviz import dataset
 from numpyro_tempered.select.alpha.base import Task

@@ -1,6 +1,6 @@
 """Powers that do not depend on the values of the data: by coarsening, MD19, and by the theory's bounds."""
 
-from numpyro_tempered.core.checks import check_count, check_number
+from numpyro_tempered.core import check_count, check_number
 
 
 def coarsening(a: float, num_data: int, *, num_independent: int | None = None) -> float:

@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_choice, check_count
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, check_choice, check_count, map_batches
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.select.alpha.base import (

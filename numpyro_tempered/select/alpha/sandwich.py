@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from numpyro_tempered.core.differentiation import jacobian
-from numpyro_tempered.core.programs import run_program, trace_once
-from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core import Array, PyTree, jacobian, run_program, trace_once
 from numpyro_tempered.select.alpha.base import Task, Verdict
 from numpyro_tempered.select.alpha.dependence import (
     Dependence,

@@ -10,14 +10,20 @@ import numpy as np
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_tempered.core.checks import check_count, check_number
-from numpyro_tempered.core.compilation import CLOCK, advise_cache
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.labels import number_names
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.progress import ProgressBar, progress_bars
-from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.core.verbs import runs_models
+from numpyro_tempered.core import (
+    CLOCK,
+    Array,
+    Model,
+    ProgressBar,
+    add_repr,
+    advise_cache,
+    check_count,
+    check_number,
+    number_names,
+    progress_bars,
+    run_program,
+    runs_models,
+)
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper

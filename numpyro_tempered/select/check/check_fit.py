@@ -7,10 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, key_first
-from numpyro_tempered.core.labels import axis_labels
-from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.core.verbs import runs_models
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    axis_labels,
+    check_count,
+    key_first,
+    runs_models,
+)
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.likelihood import plain_arrays
 from numpyro_tempered.handlers.target import Target, check_density

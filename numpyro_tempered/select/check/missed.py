@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.programs import compile_once, run_program
-from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.core import Array, Params, compile_once, map_batches, run_program
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.mode import NEAR
 from numpyro_tempered.infer.modes import (

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from numpyro_tempered.core.labels import Labels, number_names
+from numpyro_tempered.core import Labels, number_names
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.report.arviz import variable_name

@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.core import Array, Guide, Model, Params, map_batches, run_program
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.settle_many import DATA_SETS
 from numpyro_tempered.select.alpha.data_sets import fit_data_sets, pick, width_of

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.programs import compile_once
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, compile_once
 from numpyro_tempered.gaussian.families.base import dense
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 from numpyro_tempered.handlers.target import Target

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core import add_repr
 from numpyro_tempered.report.arviz import ArviZData, as_attr, assemble, dataset
 from numpyro_tempered.select.check.bars import ErrorBars
 from numpyro_tempered.select.check.divergence import Divergences

@@ -8,10 +8,16 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.checks import check_count, check_number, key_first
-from numpyro_tempered.core.typing import Array, ArrayLike, Params
-from numpyro_tempered.core.verbs import runs_models
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Params,
+    check_count,
+    check_number,
+    compiled_map,
+    key_first,
+    runs_models,
+)
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import base_distribution

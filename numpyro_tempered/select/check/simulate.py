@@ -8,9 +8,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.core import Array, ArrayLike, Model, map_batches, run_program
 from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.imputation import sites_with_latents
 from numpyro_tempered.handlers.likelihood import (

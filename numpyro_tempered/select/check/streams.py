@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core import Array, map_batches, run_program
 from numpyro_tempered.gaussian.families import family_of
 from numpyro_tempered.handlers.numpyro_private import unpack_and_constrain
 from numpyro_tempered.handlers.temper import temper

@@ -8,9 +8,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
 
-from numpyro_tempered.core.batching import compiled_map, map_batches
-from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.core import Array, Params, compiled_map, map_batches, run_program
 from numpyro_tempered.gaussian.families import GaussianMixture
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.antithetic import OrderedELBO

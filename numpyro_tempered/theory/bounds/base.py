@@ -5,9 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, check_numbers, check_positive
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import (
+    ArrayLike,
+    add_repr,
+    check_number,
+    check_numbers,
+    check_positive,
+)
 
 CONVEX = "every loss is convex in θ (hinge, absolute, pinball, logistic, squared are)"
 LIPSCHITZ = "L bounds the gradient of every expected loss in (m, C): compute it by lipschitz or lipschitz_squared"

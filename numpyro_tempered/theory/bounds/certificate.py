@@ -4,9 +4,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_number, check_numbers
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import (
+    ArrayLike,
+    add_repr,
+    check_count,
+    check_number,
+    check_numbers,
+)
 from numpyro_tempered.theory.bounds.log_true_density import LogTrueDensity
 
 

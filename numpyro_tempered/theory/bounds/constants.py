@@ -13,8 +13,7 @@ import math
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, check_numbers, check_positive
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, check_number, check_numbers, check_positive
 from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, supports
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box

@@ -6,8 +6,7 @@ make one on the average distance.
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_numbers
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, check_numbers
 from numpyro_tempered.theory.bounds.renyi import check_order
 
 

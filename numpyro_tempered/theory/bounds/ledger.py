@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_choice
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, check_choice
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.arviz import assemble, dataset, versions
 from numpyro_tempered.theory.bounds.base import Bound, online_to_batch

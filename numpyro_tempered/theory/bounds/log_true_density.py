@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, check_number
 
 
 class LogTrueDensity(NamedTuple):

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.checks import (
+from numpyro_tempered.core import (
+    ArrayLike,
+    add_repr,
     check_choice,
     check_count,
     check_number,
     check_numbers,
 )
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import ArrayLike
 
 ROWS = "the rows are independent and identically distributed, and new data too; num_data counts independent ones"
 PRIOR = (

@@ -6,8 +6,7 @@ narrow distribution around the point takes its place; how narrow is the choice t
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_numbers
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, check_numbers
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of, is_gaussian
 from numpyro_tempered.online.rates import point_kl
 from numpyro_tempered.theory.bounds import base as bounds

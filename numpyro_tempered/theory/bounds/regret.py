@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_positive
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, check_positive
 from numpyro_tempered.theory.bounds import base as bounds
 
 

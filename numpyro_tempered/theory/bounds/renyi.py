@@ -12,9 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, check_numbers
-from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    check_number,
+    check_numbers,
+    double_precision,
+)
 
 
 def renyi_normal(

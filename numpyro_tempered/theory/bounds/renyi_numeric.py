@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_number
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, check_count, check_number
 from numpyro_tempered.theory.bounds.renyi import check_order
 
 # Gauss-Legendre nodes of a panel: enough for densities that are smooth on it.

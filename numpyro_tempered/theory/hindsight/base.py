@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, check_numbers
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, add_repr, check_number, check_numbers
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box
 

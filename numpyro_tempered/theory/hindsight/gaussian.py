@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, add_repr, map_batches
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.families.base import (
     Gaussian,

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core import ArrayLike, check_number
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box
 from numpyro_tempered.theory.hindsight.base import (

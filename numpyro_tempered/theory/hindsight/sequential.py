@@ -7,9 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, check_numbers
-from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    add_repr,
+    check_number,
+    check_numbers,
+)
 from numpyro_tempered.gaussian.descent.base import Derivatives
 from numpyro_tempered.gaussian.descent.minimise import minimise
 from numpyro_tempered.gaussian.descent.objective import (

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box
