@@ -1,6 +1,12 @@
 """What all rooms of the package share: arrays and their checks, programs, rows, words."""
 
 from numpyro_tempered.core.ascent import Ascent, Iterate, Step, advance, begin, record
+from numpyro_tempered.core.bars import (
+    ProgressBar,
+    progress,
+    progress_bars,
+    progress_within,
+)
 from numpyro_tempered.core.batching import compiled_map, map_batches
 from numpyro_tempered.core.checks import (
     call_of,
@@ -59,12 +65,6 @@ from numpyro_tempered.core.programs import (
     run_program,
     share_trace,
     trace_once,
-)
-from numpyro_tempered.core.progress import (
-    ProgressBar,
-    progress,
-    progress_bars,
-    progress_within,
 )
 from numpyro_tempered.core.result import (
     COLUMNS,

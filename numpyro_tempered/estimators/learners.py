@@ -20,8 +20,9 @@ from numpyro_tempered.gaussian.expectations.base import (
     Options,
     PredictorLoss,
     Predictors,
+    as_rows,
+    of_predictors,
 )
-from numpyro_tempered.gaussian.expectations.predictors import as_rows, of_predictors
 from numpyro_tempered.gaussian.families.base import family_of, square_root
 from numpyro_tempered.online.base import Losses, OnlineState, Rule
 from numpyro_tempered.online.predictions import Prediction, class_probabilities, predict

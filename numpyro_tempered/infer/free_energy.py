@@ -22,8 +22,7 @@ from numpyro_tempered.core import (
     to_host,
 )
 from numpyro_tempered.gaussian.descent import Derivatives, Objective
-from numpyro_tempered.gaussian.descent.base import entropy
-from numpyro_tempered.gaussian.descent.objective import add, of_evaluation
+from numpyro_tempered.gaussian.descent.base import add, entropy, of_evaluation
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.expectations.base import ModelLoss, Shared, require_key
 from numpyro_tempered.gaussian.expectations.differentiate import depends_on

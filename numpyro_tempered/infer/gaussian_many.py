@@ -13,7 +13,7 @@ from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.flat_gaussian import read_guide
 from numpyro_tempered.infer.free_energy import model_objective
-from numpyro_tempered.infer.settle_many import GRID, Batch, Fitted, ModelOf, ParamsOf
+from numpyro_tempered.infer.settle import GRID, Batch, Fitted, ModelOf, ParamsOf
 
 NUM_DRAWS = 64
 # What a run aims at, of the tolerance: near the optimum each evaluation gains a factor.

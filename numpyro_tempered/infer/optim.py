@@ -23,7 +23,7 @@ from numpyro.distributions import biject_to
 
 from numpyro_tempered.core import Array, Params
 from numpyro_tempered.gaussian.descent import Method, forward_backward, natural_gradient
-from numpyro_tempered.gaussian.descent.objective import (
+from numpyro_tempered.gaussian.descent.base import (
     add,
     derivatives_of,
     of_evaluation,
@@ -39,8 +39,7 @@ from numpyro_tempered.gaussian.ivon import quick_noise
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.infer.elbo import ExpectedNLL, require_expected_nll
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_guide
-from numpyro_tempered.infer.ivon import IVON
-from numpyro_tempered.infer.optax_ivon import sample_ivon, scale_by_ivon
+from numpyro_tempered.infer.ivon import IVON, sample_ivon, scale_by_ivon
 from numpyro_tempered.online import ngvi, sva, svb
 from numpyro_tempered.online.base import (
     Box,

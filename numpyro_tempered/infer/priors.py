@@ -11,13 +11,16 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from numpyro_tempered.core import Array, Model, Params
-from numpyro_tempered.gaussian.descent.base import Derivatives
+from numpyro_tempered.gaussian.descent.base import (
+    Derivatives,
+    GaussianTerm,
+    derivatives_of,
+)
 from numpyro_tempered.gaussian.descent.laplace_prior import (
     LaplaceTerm,
     derivatives_of_laplace,
+    derivatives_of_scalars,
 )
-from numpyro_tempered.gaussian.descent.objective import GaussianTerm, derivatives_of
-from numpyro_tempered.gaussian.descent.scalar_prior import derivatives_of_scalars
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood

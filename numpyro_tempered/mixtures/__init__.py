@@ -2,12 +2,14 @@
 
 from numpyro_tempered.mixtures import components, starts
 from numpyro_tempered.mixtures.bridges.from_sklearn import from_sklearn
-from numpyro_tempered.mixtures.bridges.model import numpyro_guide, numpyro_model
-from numpyro_tempered.mixtures.bridges.polish import polish
+from numpyro_tempered.mixtures.bridges.polish import (
+    numpyro_guide,
+    numpyro_model,
+    polish,
+)
+from numpyro_tempered.mixtures.coordinate_ascent import fit
 from numpyro_tempered.mixtures.em import MixtureEM, em
-from numpyro_tempered.mixtures.fit import fit
 from numpyro_tempered.mixtures.fit_stochastic import fit_stochastic
-from numpyro_tempered.mixtures.path import num_components_path
 from numpyro_tempered.mixtures.predict import (
     log_predictive,
     predict,
@@ -17,7 +19,11 @@ from numpyro_tempered.mixtures.predict import (
 )
 from numpyro_tempered.mixtures.prepare import shard_rows
 from numpyro_tempered.mixtures.result import MixtureFit, relabel
-from numpyro_tempered.mixtures.select import ComponentSelection, select_num_components
+from numpyro_tempered.mixtures.select import (
+    ComponentSelection,
+    num_components_path,
+    select_num_components,
+)
 from numpyro_tempered.mixtures.stochastic import robbins_monro, stochastic
 from numpyro_tempered.mixtures.weights import stick_breaking
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpyro_tempered.core import Array, ArrayLike
 from numpyro_tempered.mixtures.comparison import criterion_columns
 from numpyro_tempered.mixtures.components.base import Component, Rows
-from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.coordinate_ascent import fit
 from numpyro_tempered.mixtures.measure import largest_log_likelihood
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.starts import Start, start_or_default

@@ -5,10 +5,9 @@ from numpyro_tempered.core.shared_rows import share_rows
 from numpyro_tempered.core.tables import csv_chunks, frame_chunks, parquet_chunks
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box, Losses, OnlineState, Rule, svb_rate
-from numpyro_tempered.online.chunked import iterate_chunks, run_chunks
-from numpyro_tempered.online.drivers import run, update
+from numpyro_tempered.online.drivers import iterate_chunks, run, run_chunks, update
 from numpyro_tempered.online.experts.aggregate import aggregate
-from numpyro_tempered.online.experts.change import detect_changes
+from numpyro_tempered.online.experts.change import aggregate_windows, detect_changes
 from numpyro_tempered.online.experts.grid import Grid, grid
 from numpyro_tempered.online.experts.state import (
     Experts,
@@ -20,9 +19,12 @@ from numpyro_tempered.online.experts.state import (
     weights,
 )
 from numpyro_tempered.online.experts.sweep import run_grid
-from numpyro_tempered.online.experts.windows import aggregate_windows
-from numpyro_tempered.online.parts.partitioned import Partitioned, partitioned
-from numpyro_tempered.online.parts.run import PartitionedRun, run_partitioned
+from numpyro_tempered.online.parts.partitioned import (
+    Partitioned,
+    PartitionedRun,
+    partitioned,
+    run_partitioned,
+)
 from numpyro_tempered.online.parts.state import Change, Factor, PartitionedState
 from numpyro_tempered.online.predictions import (
     Prediction,
@@ -68,14 +70,13 @@ from numpyro_tempered.online.streams.findings import Finding, StreamWarning
 from numpyro_tempered.online.streams.load import LoadedUpdate, load_update
 from numpyro_tempered.online.streams.merge import merge
 from numpyro_tempered.online.streams.robust import Weighing, robust
-from numpyro_tempered.online.streams.save import restore, save
+from numpyro_tempered.online.streams.save import from_bytes, restore, save, to_bytes
 from numpyro_tempered.online.streams.skip import Skipping, skip
 from numpyro_tempered.online.streams.standardise import (
     Standardisation,
     original_scale,
     standardise,
 )
-from numpyro_tempered.online.streams.transport import from_bytes, to_bytes
 
 __all__ = [
     "Ball",

@@ -21,9 +21,10 @@ from numpyro_tempered.gaussian.expectations.base import (
     Expectation,
     Predictors,
     PredictorsAt,
+    predictor_covariance,
+    root,
     standard_deviation,
 )
-from numpyro_tempered.gaussian.expectations.predictors import predictor_covariance, root
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 from numpyro_tempered.online.base import OnlineState, refuse_model
 from numpyro_tempered.online.streams.standardise import features_of

@@ -26,9 +26,9 @@ from provenance import describe
 import numpyro_tempered as nt
 from numpyro_tempered.online.base import SVBRate
 from numpyro_tempered.online.experts.aggregate import aggregate
+from numpyro_tempered.online.experts.change import WINDOWS, aggregate_windows
 from numpyro_tempered.online.experts.grid import grid
 from numpyro_tempered.online.experts.state import regret, regret_bound, weights
-from numpyro_tempered.online.experts.windows import WINDOWS, aggregate_windows
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "examples"))

@@ -11,8 +11,8 @@ from numpyro.infer import NUTS
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
-from numpyro_tempered.core import progress as progress_module
-from numpyro_tempered.core.progress import progress, progress_bars, progress_within
+from numpyro_tempered.core import bars
+from numpyro_tempered.core.bars import progress, progress_bars, progress_within
 from numpyro_tempered.mixtures import ascent
 
 Y = np.random.default_rng(0).normal(size=20)
@@ -35,7 +35,7 @@ def test_a_short_loop_shows_a_bar_only_if_asked(choice, is_seen, capsys):
 
 
 def test_a_long_loop_shows_one_by_itself(capsys, monkeypatch):
-    monkeypatch.setattr(progress_module, "DELAY", 1e-9)
+    monkeypatch.setattr(bars, "DELAY", 1e-9)
     with progress(3, "steps", None) as bar:
         for _ in range(3):
             bar.update()

@@ -8,7 +8,6 @@ import pytest
 from jax.sharding import Mesh
 
 import numpyro_tempered as nt
-from numpyro_tempered.core.order import in_order
 from numpyro_tempered.core.processes import (
     all_finite,
     check_same,
@@ -16,6 +15,7 @@ from numpyro_tempered.core.processes import (
     replicated_over,
     spans_processes,
 )
+from numpyro_tempered.core.programs import in_order
 
 
 def test_rows_that_fill_up_are_masked():

@@ -13,8 +13,8 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 import numpyro_tempered as nt
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.infer import guide_laws
+from numpyro_tempered.infer.online import _predictors_of
 from numpyro_tempered.infer.online_prior import of_fit
-from numpyro_tempered.infer.online_service import _predictors_of
 
 LOC = np.array([0.5, -1.0, 2.0], np.float32)
 ROOT = np.array([[1.0, 0.0, 0.0], [0.4, 2.0, 0.0], [-0.3, 0.1, 0.5]], np.float32)

@@ -11,7 +11,7 @@ from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaus
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.components.scaling import scaled_to
-from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.coordinate_ascent import fit
 from numpyro_tempered.mixtures.starts import (
     given_responsibilities,
     random_responsibilities,

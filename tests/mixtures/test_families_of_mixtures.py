@@ -15,7 +15,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures import baselines, orders
+from numpyro_tempered.mixtures import orders
 from numpyro_tempered.mixtures import select as selection
 from numpyro_tempered.mixtures.comparison import comparison_dataset
 from numpyro_tempered.mixtures.measure import measures_of
@@ -337,14 +337,14 @@ def test_maximum_likelihood_beside_the_fits_is_by_family_and_number(monkeypatch)
             icl=20.0 * num_components,
         )
 
-    monkeypatch.setattr(baselines, "em", em)
+    monkeypatch.setattr(selection, "em", em)
     families = {
         "a": nt.mixtures.components.gaussian(1),
         "b": nt.mixtures.components.gaussian(1)._replace(maximum_likelihood=None),
     }
     fits = {"a": dict.fromkeys((1, 2, 3)), "b": {1: None}}
     options = {"num_restarts": 4, "sample_weight": "w", "alpha": 0.5}
-    columns = baselines.baseline_columns(KEY, None, families, fits, options)
+    columns = selection.baseline_columns(KEY, None, families, fits, options)
     np.testing.assert_array_equal(columns["log_lik"], [-1.0, np.nan, -3.0, np.nan])
     np.testing.assert_array_equal(columns["bic"], [10.0, np.nan, 30.0, np.nan])
     np.testing.assert_array_equal(columns["icl"], [20.0, np.nan, 60.0, np.nan])

@@ -14,7 +14,7 @@ from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaus
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.components.multinomial import multinomial
 from numpyro_tempered.mixtures.components.poisson import poisson
-from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.coordinate_ascent import fit
 
 COMPONENT = known_variance(2, prior_loc=1e3, prior_scale=10.0)
 OPTIONS = {

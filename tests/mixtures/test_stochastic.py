@@ -12,7 +12,7 @@ from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaus
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.components.multinomial import multinomial
-from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.coordinate_ascent import fit
 from numpyro_tempered.mixtures.fit_stochastic import check_end, fit_stochastic
 from numpyro_tempered.mixtures.starts import given_responsibilities
 from numpyro_tempered.mixtures.stochastic import robbins_monro, stochastic

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures import path
+from numpyro_tempered.mixtures import select as selection
 from numpyro_tempered.mixtures.orders import MOST, PATIENCE, reason_to_stop
 from numpyro_tempered.mixtures.result import BoundEstimate
 from numpyro_tempered.mixtures.rounding import has_converged
@@ -123,7 +123,7 @@ def test_a_path_goes_down_in_alpha_with_the_fits_of_each_power_as_starts_of_the_
             for k, each in zip(orders, value, strict=True)
         }, None
 
-    monkeypatch.setattr(path, "fit_orders", fit_orders)
+    monkeypatch.setattr(selection, "fit_orders", fit_orders)
     component = nt.mixtures.components.known_variance(1)
     data = nt.mixtures.num_components_path(
         key,

@@ -365,7 +365,7 @@ RSS_PROBE = """
 import resource
 import jax.numpy as jnp, numpy as np
 import numpyro_tempered as nt
-from numpyro_tempered.online.chunked import run_chunks
+from numpyro_tempered.online.drivers import run_chunks
 d, rule = 54, nt.online.ngvi()
 def chunks(num_rows):
     rng = np.random.default_rng(0)

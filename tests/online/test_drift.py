@@ -10,14 +10,13 @@ from sklearn.datasets import load_wine
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
 from numpyro_tempered.online import power, random_walk
-from numpyro_tempered.online.experts.change import detect_changes
+from numpyro_tempered.online.experts.change import aggregate_windows, detect_changes
 from numpyro_tempered.online.experts.state import (
     regret,
     regret_bound,
     weighted_posteriors,
     weights,
 )
-from numpyro_tempered.online.experts.windows import aggregate_windows
 
 pytestmark = pytest.mark.full
 

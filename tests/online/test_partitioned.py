@@ -12,7 +12,7 @@ from scipy.special import expit
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
-from numpyro_tempered.online.parts.run import _record
+from numpyro_tempered.online.parts.partitioned import _record
 
 SQUARED = nt.expectations.squared()
 LOGISTIC = nt.expectations.logistic()

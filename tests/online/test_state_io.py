@@ -448,7 +448,7 @@ STREAM = """
 import os, sys
 import jax.numpy as jnp, numpy as np
 import numpyro_tempered as nt
-from numpyro_tempered.online.chunked import iterate_chunks
+from numpyro_tempered.online.drivers import iterate_chunks
 from numpyro_tempered.online.streams.save import restore, save
 
 rule, loss = nt.online.ngvi(0.5), nt.expectations.squared()

@@ -8,7 +8,7 @@ import pytest
 
 from numpyro_tempered.online import StreamWarning
 from numpyro_tempered.online.drivers import _any_finite
-from numpyro_tempered.online.parts.run import _warn
+from numpyro_tempered.online.parts.partitioned import _warn
 from numpyro_tempered.online.streams.findings import _common_outcome
 from numpyro_tempered.online.streams.load import _other_arguments
 

@@ -9,7 +9,7 @@ import pytest
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
-from numpyro_tempered.infer import settle_many
+from numpyro_tempered.infer import settle as settling
 from numpyro_tempered.infer.fixed_steps import (
     adam_in_units,
     default_optim,
@@ -18,13 +18,13 @@ from numpyro_tempered.infer.fixed_steps import (
     late_fall,
 )
 from numpyro_tempered.select.alpha.base import Plan, Query, Task
+from numpyro_tempered.select.alpha.driver import insert_row
 from numpyro_tempered.select.alpha.guides import (
     GuideOptions,
     build_settler,
     check_converged,
 )
 from numpyro_tempered.select.alpha.model_data import build_method, check_alphas
-from numpyro_tempered.select.alpha.report import insert_row
 
 KEY = jax.random.key(3)
 ALPHAS = np.array([0.5, 1.0])
@@ -127,7 +127,7 @@ def test_all_powers_end_at_their_optimum(method, options):
 def test_without_a_mode_fits_start_where_the_guide_does(monkeypatch):
     """Both where none of the first fits has one, and where later ones have none."""
     monkeypatch.setattr(
-        settle_many,
+        settling,
         "is_worth_its_steps",
         lambda descent, starts, inputs, key: np.zeros(2, bool),
     )
@@ -156,8 +156,7 @@ def test_fits_that_have_not_converged_are_refused_with_their_alphas():
 
 def test_a_power_without_a_mode_takes_the_axes_of_the_nearest_that_has_one():
     np.testing.assert_array_equal(
-        settle_many._nearest(np.array([False, True, False, False, True])),
-        [1, 1, 1, 4, 4],
+        settling._nearest(np.array([False, True, False, False, True])), [1, 1, 1, 4, 4]
     )
 
 

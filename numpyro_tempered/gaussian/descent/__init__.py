@@ -3,7 +3,9 @@
 from numpyro_tempered.gaussian.descent.base import (
     Derivatives,
     Method,
+    Objective,
     gap_bound,
+    objective,
     stationarity,
 )
 from numpyro_tempered.gaussian.descent.bures_wasserstein import (
@@ -14,7 +16,6 @@ from numpyro_tempered.gaussian.descent.bures_wasserstein import (
 from numpyro_tempered.gaussian.descent.minimise import Result, Trace, minimise
 from numpyro_tempered.gaussian.descent.minimise_mixture import minimise_mixture
 from numpyro_tempered.gaussian.descent.natural_gradient import natural_gradient
-from numpyro_tempered.gaussian.descent.objective import Objective, objective
 
 __all__ = [
     "Derivatives",

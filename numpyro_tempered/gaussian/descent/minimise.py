@@ -18,8 +18,8 @@ from numpyro_tempered.core import (
     run_program,
 )
 from numpyro_tempered.gaussian.descent import base
+from numpyro_tempered.gaussian.descent.base import Evaluate, Objective
 from numpyro_tempered.gaussian.descent.natural_gradient import natural_gradient
-from numpyro_tempered.gaussian.descent.objective import Evaluate, Objective
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of, square_root
 from numpyro_tempered.gaussian.families.full_rank import FullRank
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, draw

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core import Array
 from numpyro_tempered.gaussian.expectations import base
-from numpyro_tempered.gaussian.expectations.predictors import linear
+from numpyro_tempered.gaussian.expectations.base import linear
 
 _SQRT_HALF = math.sqrt(0.5)
 _INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)

@@ -18,17 +18,13 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core import Array, map_batches
 from numpyro_tempered.gaussian.expectations import base
+from numpyro_tempered.gaussian.expectations.base import linear, of_predictors, root
 from numpyro_tempered.gaussian.expectations.differentiate import (
     LossesOfPredictors,
     slopes,
     with_jacobian,
 )
 from numpyro_tempered.gaussian.expectations.pinball import absolute_moments
-from numpyro_tempered.gaussian.expectations.predictors import (
-    linear,
-    of_predictors,
-    root,
-)
 
 # Moments of any losses of predictors, by mean, variance (n,) or covariance (n, K, K), and options.
 Integral: TypeAlias = Callable[

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations import base
-from numpyro_tempered.gaussian.expectations.predictors import of_predictors
+from numpyro_tempered.gaussian.expectations.base import of_predictors
 
 
 def linearised(

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core import Array, check_choice, check_count, check_number, matmul
 from numpyro_tempered.gaussian.expectations import base
-from numpyro_tempered.gaussian.expectations.predictors import as_rows, linear
+from numpyro_tempered.gaussian.expectations.base import as_rows, linear
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 
 # The longest step of the trapezoidal rule in log c², whose error is exp(-π²/step), and what may be cut off.

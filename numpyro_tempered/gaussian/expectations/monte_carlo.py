@@ -16,7 +16,7 @@ from numpyro_tempered.core import (
     map_batches,
 )
 from numpyro_tempered.gaussian.expectations import base, differentiate
-from numpyro_tempered.gaussian.expectations.predictors import curvature_rows
+from numpyro_tempered.gaussian.expectations.base import curvature_rows
 from numpyro_tempered.gaussian.families.base import Gaussian, Rows, family_of
 
 MAX_DIMENSION = 1000

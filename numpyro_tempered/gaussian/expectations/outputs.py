@@ -16,9 +16,9 @@ from numpyro_tempered.gaussian.expectations.base import (
     Moments,
     Options,
     require_key,
+    root,
 )
 from numpyro_tempered.gaussian.expectations.integrals import of_integral
-from numpyro_tempered.gaussian.expectations.predictors import root
 
 # The most nodes of a product rule; beyond, draws do as well.
 MAX_PRODUCT = 10_000

@@ -10,9 +10,9 @@ from numpyro_tempered.gaussian.expectations.base import (
     Expectation,
     Moments,
     Options,
+    linear,
     standard_deviation,
 )
-from numpyro_tempered.gaussian.expectations.predictors import linear
 
 _SQRT_HALF = math.sqrt(0.5)
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)

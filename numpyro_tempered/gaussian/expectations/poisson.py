@@ -10,8 +10,8 @@ from numpyro_tempered.gaussian.expectations.base import (
     Moments,
     Options,
     check_outcomes,
+    linear,
 )
-from numpyro_tempered.gaussian.expectations.predictors import linear
 
 
 def poisson() -> Expectation:

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core import Array, check_count
 from numpyro_tempered.gaussian.expectations import base
-from numpyro_tempered.gaussian.expectations.predictors import linear
+from numpyro_tempered.gaussian.expectations.base import linear
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 # The zero of the normal distribution function next to the real line, in -u y: where the loss has a branch point.

@@ -10,9 +10,10 @@ from numpyro_tempered.gaussian.expectations.base import (
     Moments,
     Options,
     check_outcomes,
+    linear,
+    root,
 )
 from numpyro_tempered.gaussian.expectations.outputs import draws, product_rule
-from numpyro_tempered.gaussian.expectations.predictors import linear, root
 
 
 def softmax(

@@ -5,8 +5,12 @@ import math
 import jax.numpy as jnp
 
 from numpyro_tempered.core import Array, check_number
-from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options
-from numpyro_tempered.gaussian.expectations.predictors import linear
+from numpyro_tempered.gaussian.expectations.base import (
+    Expectation,
+    Moments,
+    Options,
+    linear,
+)
 
 
 def squared(noise_scale: float | None = None) -> Expectation:

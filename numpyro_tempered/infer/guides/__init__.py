@@ -3,9 +3,9 @@
 from numpyro_tempered.infer.guides.any_family import (
     AutoOnlineGuide,
     AutoOnlineLowRankNormal,
+    LowRankPrecisionNormal,
 )
 from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
-from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
 from numpyro_tempered.infer.guides.network import AutoNetworkNormal, init_by_fan_in
 from numpyro_tempered.infer.guides.online import (
     AutoOnlineDiagonalNormal,

@@ -14,11 +14,11 @@ from numpyro_tempered.gaussian.descent import (
     Result,
     minimise,
 )
-from numpyro_tempered.gaussian.descent.base import diagonal
-from numpyro_tempered.gaussian.descent.objective import (
+from numpyro_tempered.gaussian.descent.base import (
     Evaluate,
     GaussianTerm,
     derivatives_of,
+    diagonal,
 )
 from numpyro_tempered.gaussian.expectations.base import Data, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of

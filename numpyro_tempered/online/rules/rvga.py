@@ -6,10 +6,12 @@ from typing import cast
 import jax.numpy as jnp
 
 from numpyro_tempered.core import Array, matmul, one_for_equal
-from numpyro_tempered.gaussian.expectations.base import Evaluation, Predictors, rows_of
-from numpyro_tempered.gaussian.expectations.predictors import (
+from numpyro_tempered.gaussian.expectations.base import (
+    Evaluation,
+    Predictors,
     evaluate_predictors,
     predictor_covariance,
+    rows_of,
 )
 from numpyro_tempered.gaussian.families.base import (
     Curvature,

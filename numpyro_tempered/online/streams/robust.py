@@ -6,13 +6,13 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core import Array, CompensatedSum, PyTree, check_number, matmul
 from numpyro_tempered.gaussian.expectations import base
+from numpyro_tempered.gaussian.expectations.base import (
+    evaluate_predictors,
+    predictor_covariance,
+)
 from numpyro_tempered.gaussian.expectations.differentiate import (
     depends_on,
     hessian_products,
-)
-from numpyro_tempered.gaussian.expectations.predictors import (
-    evaluate_predictors,
-    predictor_covariance,
 )
 from numpyro_tempered.gaussian.families.base import (
     Curvature,

@@ -1,5 +1,6 @@
 """States on disk: bit-exact, written atomically, checked when read."""
 
+import io
 import os
 from collections import namedtuple
 from typing import TypeVar
@@ -11,14 +12,17 @@ import numpy as np
 from numpyro_tempered.core import PyTree, check_known, spans_processes
 from numpyro_tempered.online.base import OnlineState
 from numpyro_tempered.online.streams.files import (
+    archive_of,
+    as_bytes,
     describe,
     difference,
-    from_bytes,
     kind_of,
+    read_archive,
     read_file,
     readable,
     write_file,
 )
+from numpyro_tempered.online.streams.files import from_bytes as read_leaf
 from numpyro_tempered.online.streams.parts import restore_together, save_together
 from numpyro_tempered.online.streams.processes import is_shared_out
 
@@ -140,7 +144,7 @@ def restore_from(
                 "with the precision and the sizes it was saved with."
             )
         try:
-            leaves.append(from_bytes(array, leaf))
+            leaves.append(read_leaf(array, leaf))
         except TypeError as error:
             # Data of a key that are of no key.
             raise ValueError(
@@ -178,3 +182,60 @@ def present(tree: T, like: T) -> T:
     return jax.tree.map(
         convert, tree, like, is_leaf=lambda node: isinstance(node, FormerState)
     )
+
+
+def to_bytes(state: object) -> bytes:
+    """A state as bytes, in the format of :func:`save`.
+
+    Args:
+        state: Any pytree of arrays, such as a :class:`Change`.
+
+    Raises:
+        TypeError: If a leaf is not an array (or is traced).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_tempered as nt
+        >>> nt.online.from_bytes(nt.online.to_bytes(jnp.arange(3)), like=jnp.zeros(3, int))
+        Array([0, 1, 2], dtype=int32)
+    """
+    check_known("to_bytes writes values, and this state is traced", state)
+    leaves, structure = jax.tree.flatten(state)
+    header = {"format": FORMAT, "version": VERSION, "structure": describe(structure)}
+    header |= {"leaves": [kind_of(leaf) for leaf in leaves]}
+    buffer = io.BytesIO()
+    np.savez(buffer, **archive_of(header, [as_bytes(leaf) for leaf in leaves]))
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes, like: T) -> T:
+    """Read the bytes of :func:`to_bytes`.
+
+    Args:
+        data: The bytes.
+        like: A state of the same structure, shapes and dtypes; values are not looked at. For a :class:`Change`
+            that of any factor: ``pvi.factor(pvi.init(prior, 1), 0).change``.
+
+    Returns:
+        The state, bit for bit, with fresh arrays on the default device.
+
+    Raises:
+        ValueError: If the bytes are cut off, are no state, are of another version, or hold a state of another
+            structure, shape or dtype than ``like``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_tempered as nt
+        >>> nt.online.from_bytes(nt.online.to_bytes(jnp.arange(3))[:-10], like=jnp.zeros(3, int))
+        Traceback (most recent call last):
+        ...
+        ValueError: the message is truncated, or not a state that to_bytes made (...).
+    """
+    name = "the message"
+    header, arrays = read_archive(io.BytesIO(data), name, "a state that to_bytes made")
+    got = header.get("format"), header.get("version")
+    if got != (FORMAT, VERSION):
+        raise ValueError(
+            f"{name} holds {got[0]!r} of version {got[1]}, expected {FORMAT!r} of {VERSION}."
+        )
+    return restore_from(name, header, arrays, like)

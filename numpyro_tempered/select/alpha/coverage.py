@@ -34,7 +34,7 @@ from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.guide_laws import is_auto
 from numpyro_tempered.infer.online import OnlineVI
-from numpyro_tempered.infer.settle_many import DATA_SETS
+from numpyro_tempered.infer.settle import DATA_SETS
 from numpyro_tempered.infer.svi import NUM_STEPS
 from numpyro_tempered.report.arviz import Coords, Dims
 from numpyro_tempered.select.alpha.base import Draws, Plan, Query, Task

@@ -5,7 +5,7 @@ import numpy as np
 
 from numpyro_tempered.core import Array, Params
 from numpyro_tempered.infer.gaussian_many import GaussianSettler
-from numpyro_tempered.infer.settle_many import Settler
+from numpyro_tempered.infer.settle import Settler
 from numpyro_tempered.select.alpha.guides import unconverged
 
 # How often data sets are fitted whose fits do not converge, and the quorum of the later rounds.

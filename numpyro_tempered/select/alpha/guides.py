@@ -32,10 +32,10 @@ from numpyro_tempered.infer.gaussian_many import GaussianSettler, gaussian_settl
 from numpyro_tempered.infer.guide_laws import has_gates, is_auto, law_of
 from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.set_up import first_call
-from numpyro_tempered.infer.settle import Convergence
-from numpyro_tempered.infer.settle_many import (
+from numpyro_tempered.infer.settle import (
     GRID,
     Batch,
+    Convergence,
     Fitted,
     ModelOf,
     Settler,

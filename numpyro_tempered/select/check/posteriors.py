@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core import Array, Guide, Model, Params, map_batches, run_program
 from numpyro_tempered.handlers.target import Target
-from numpyro_tempered.infer.settle_many import DATA_SETS
+from numpyro_tempered.infer.settle import DATA_SETS
 from numpyro_tempered.select.alpha.data_sets import fit_data_sets, pick, width_of
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, draw
 from numpyro_tempered.select.alpha.mcmc import LARGEST_R_HAT, ChainSampler, MCMCOptions

@@ -24,6 +24,10 @@ from numpyro_tempered.theory.bounds.base import (
 )
 from numpyro_tempered.theory.bounds.certificate import (
     Certificate,
+    LogTrueDensity,
+    empirical_entropy,
+    known_density,
+    maximum_likelihood,
     selection_certificate,
     tempered_certificate,
 )
@@ -39,12 +43,6 @@ from numpyro_tempered.theory.bounds.inequalities import (
     total_variation_bound,
 )
 from numpyro_tempered.theory.bounds.ledger import regret_ledger
-from numpyro_tempered.theory.bounds.log_true_density import (
-    LogTrueDensity,
-    empirical_entropy,
-    known_density,
-    maximum_likelihood,
-)
 from numpyro_tempered.theory.bounds.pac_bayes import RiskCertificate, pac_bayes
 from numpyro_tempered.theory.bounds.points import ewa_point, sva_point
 from numpyro_tempered.theory.bounds.regret import (
@@ -56,12 +54,10 @@ from numpyro_tempered.theory.bounds.regret import (
     svb_strongly_convex,
 )
 from numpyro_tempered.theory.bounds.renyi import (
+    renyi_discrete,
     renyi_exponential_family,
     renyi_gaussian,
     renyi_normal,
-)
-from numpyro_tempered.theory.bounds.renyi_numeric import (
-    renyi_discrete,
     renyi_quadrature,
 )
 

@@ -14,9 +14,8 @@ from numpyro_tempered.core import (
     check_number,
     check_numbers,
 )
-from numpyro_tempered.gaussian.descent.base import Derivatives
-from numpyro_tempered.gaussian.descent.minimise import minimise
-from numpyro_tempered.gaussian.descent.objective import (
+from numpyro_tempered.gaussian.descent.base import (
+    Derivatives,
     GaussianTerm,
     Objective,
     add,
@@ -24,6 +23,7 @@ from numpyro_tempered.gaussian.descent.objective import (
     of_evaluation,
     of_gaussian,
 )
+from numpyro_tempered.gaussian.descent.minimise import minimise
 from numpyro_tempered.gaussian.expectations.base import Data, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, able, supports
 from numpyro_tempered.online.base import Losses, check_prior

@@ -10,8 +10,11 @@ import pytest
 from conftest import tiered
 
 import numpyro_tempered as nt
-from numpyro_tempered.gaussian.expectations.base import ModelLoss
-from numpyro_tempered.gaussian.expectations.predictors import predictor_covariance, root
+from numpyro_tempered.gaussian.expectations.base import (
+    ModelLoss,
+    predictor_covariance,
+    root,
+)
 
 pytestmark = pytest.mark.usefixtures("strict")
 ex = nt.expectations

@@ -21,7 +21,7 @@ from scipy import stats
 
 import numpyro_tempered as nt
 from numpyro_tempered.handlers.target import Target
-from numpyro_tempered.infer.settle_many import DATA_SETS
+from numpyro_tempered.infer.settle import DATA_SETS
 from numpyro_tempered.select.alpha import data_sets
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler
 from numpyro_tempered.select.alpha.model_data import CountsRuns
