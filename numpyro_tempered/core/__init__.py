@@ -7,7 +7,7 @@ from numpyro_tempered.core.bars import (
     progress_bars,
     progress_within,
 )
-from numpyro_tempered.core.batching import compiled_map, map_batches
+from numpyro_tempered.core.batching import at_index, compiled_map, map_batches
 from numpyro_tempered.core.checks import (
     call_of,
     check_choice,
@@ -49,7 +49,12 @@ from numpyro_tempered.core.model_arguments import (
     on_arrays,
     separate,
 )
-from numpyro_tempered.core.precision import CompensatedSum, double_precision, matmul
+from numpyro_tempered.core.precision import (
+    CompensatedSum,
+    double_precision,
+    doubles,
+    matmul,
+)
 from numpyro_tempered.core.processes import (
     all_finite,
     automatic_mesh,
@@ -91,12 +96,15 @@ from numpyro_tempered.core.rows import (
 from numpyro_tempered.core.typing import (
     Array,
     ArrayLike,
+    Columns,
+    FilePath,
     Guide,
     Model,
     Numbers,
     Params,
     PyTree,
     Scalar,
+    Shape,
 )
 from numpyro_tempered.core.verbs import RUNNING, runs_models
 from numpyro_tempered.core.warn import warn_caller
@@ -110,11 +118,13 @@ __all__ = [
     "Array",
     "ArrayLike",
     "Ascent",
+    "Columns",
     "CompensatedSum",
     "CompilationWarning",
     "DataSummary",
     "Description",
     "Evidence",
+    "FilePath",
     "Guide",
     "Iterate",
     "Labels",
@@ -125,6 +135,7 @@ __all__ = [
     "ProgressBar",
     "PyTree",
     "Scalar",
+    "Shape",
     "Step",
     "TemperedELBO",
     "add_repr",
@@ -132,6 +143,7 @@ __all__ = [
     "advise_cache",
     "all_finite",
     "as_array",
+    "at_index",
     "automatic_mesh",
     "axis_labels",
     "begin",
@@ -157,6 +169,7 @@ __all__ = [
     "compiled_map",
     "describe",
     "double_precision",
+    "doubles",
     "first_row",
     "fit_attrs",
     "forward_else_reverse",

@@ -1,7 +1,7 @@
-"""A function of one row over many rows, batch by batch."""
+"""Rows of a pytree: some of them, and a function of one over all, batch by batch."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,11 @@ from numpyro_tempered.core.programs import compile_once
 # A pytree of rows, and of their values.
 Rows = TypeVar("Rows")
 Values = TypeVar("Values")
+
+
+def at_index(tree: Values, index: Any) -> Values:
+    """The arrays of a pytree at one index, or several, of their leading axis."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def map_batches(

@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 import jax
 import numpy as np
 
+from numpyro_tempered.core.precision import doubles
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array
 
@@ -287,7 +288,7 @@ def contains(interval: str, values: np.ndarray) -> np.ndarray:
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = operator.ge if interval[0] == "[" else operator.gt
     below = operator.le if interval[-1] == "]" else operator.lt
-    wide = np.asarray(values, np.float64)
+    wide = doubles(values)
     return above(wide, low) & below(wide, high)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_tempered.core.typing import PyTree
+from numpyro_tempered.core.typing import Columns, PyTree
 
 Labels = Mapping[str, np.ndarray]
 
 
-def axis_labels(data: PyTree) -> dict[str, np.ndarray]:
+def axis_labels(data: PyTree) -> Columns:
     """The labels of named axes, by name: of pandas' ``index`` and ``columns``, and of xarray's dimensions.
 
     Two objects that disagree about a name have none for it.
@@ -24,7 +24,7 @@ def axis_labels(data: PyTree) -> dict[str, np.ndarray]:
         >>> {name: labels.tolist() for name, labels in axis_labels((frame,)).items()}
         {'covariate': ['age', 'dose']}
     """
-    labels: dict[str, np.ndarray] = {}
+    labels: Columns = {}
     disputed = set()
     for name, values in _named_axes(data):
         disputed |= (

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.rows import as_array
-from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core.typing import Array, PyTree, Shape
 
 # Larger leaves stay as they are: to copy them would cost more than an argument does.
 MAX_SIZE = 4096
@@ -21,7 +21,7 @@ class Slot(NamedTuple):
 
     array: int
     start: int
-    shape: tuple[int, ...]
+    shape: Shape
     impl: str | None = None
 
 
@@ -36,14 +36,14 @@ class Packing(NamedTuple):
 
     tree: jax.tree_util.PyTreeDef
     slots: tuple[Slot, ...]
-    kinds: tuple[tuple[tuple[int, ...], np.dtype], ...]
+    kinds: tuple[tuple[Shape, np.dtype], ...]
 
 
 def packing_of(tree: PyTree, max_size: float = MAX_SIZE) -> Packing:
     """The packing of arrays or their shapes: one array for all small leaves of a dtype, one for each large."""
     leaves, structure = jax.tree.flatten(tree)
     sizes: dict[object, int] = {}
-    slots: list[tuple[object, int, tuple[int, ...], str | None]] = []
+    slots: list[tuple[object, int, Shape, str | None]] = []
     for number, leaf in enumerate(leaves):
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         data = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf

@@ -2,15 +2,21 @@
 
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_tempered.core.typing import Array
 
 # Accelerators multiply float32 in fewer bits unless told otherwise.
 matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+
+def doubles(values: Any) -> np.ndarray:
+    """Numbers as an array of the host in double precision, whatever that of JAX is."""
+    return np.asarray(values, np.float64)
 
 
 def double_precision() -> AbstractContextManager[None]:

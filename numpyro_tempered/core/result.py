@@ -9,8 +9,9 @@ import numpy as np
 
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.labels import Labels, check_names
+from numpyro_tempered.core.precision import doubles
 from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.typing import Array, ArrayLike, Params
+from numpyro_tempered.core.typing import Array, ArrayLike, Params, Shape
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
 
@@ -117,9 +118,7 @@ class Posterior(Protocol):
         """Their standard deviations."""
         ...
 
-    def sample_posterior(
-        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
-    ) -> Params:
+    def sample_posterior(self, rng_key: Array, sample_shape: Shape = ()) -> Params:
         """Draws of the latents, ``(*sample_shape, ...)`` each."""
         ...
 
@@ -193,7 +192,7 @@ def summarise_observed(observed: Mapping[str, Array]) -> DataSummary:
     """The summary of data that a fit holds."""
     if len(observed) != 1:
         return DataSummary(observed)
-    values = np.asarray(to_host(next(iter(observed.values()))), np.float64)
+    values = doubles(to_host(next(iter(observed.values()))))
     present = ~np.isnan(values)
     filled, count = np.where(present, values, 0.0), present.sum()
     moments = np.array([filled.sum(), np.square(filled).sum()]) / max(count, 1)

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.precision import doubles
 from numpyro_tempered.core.processes import automatic_mesh, spans_processes, to_host
 from numpyro_tempered.core.typing import Array, Numbers, PyTree
 from numpyro_tempered.core.warn import warn_caller
@@ -212,7 +213,7 @@ def warn_if_unresolved(x: object, centre: np.ndarray, dtype: np.dtype) -> None:
     if spans_processes(array):
         deviation = to_host(jnp.nanstd(automatic_mesh(array), axis=0))
     else:
-        deviation = np.nanstd(np.asarray(array, np.float64), axis=0)
+        deviation = np.nanstd(doubles(array), axis=0)
     deviation = np.reshape(deviation, -1)
     rounding = (
         float(jnp.finfo(dtype).eps)

@@ -10,7 +10,9 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count, describe
 from numpyro_tempered.core.labels import columns_of
+from numpyro_tempered.core.precision import doubles
 from numpyro_tempered.core.rows import as_array
+from numpyro_tempered.core.typing import FilePath
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +81,7 @@ def frame_chunks(
 
 
 def parquet_chunks(
-    path: str | os.PathLike[str],
+    path: FilePath,
     outcome: str | None = None,
     *,
     features: Sequence[str] | None = None,
@@ -139,7 +141,7 @@ def parquet_chunks(
 
 
 def csv_chunks(
-    path: str | os.PathLike[str],
+    path: FilePath,
     outcome: str | None = None,
     *,
     features: Sequence[str] | None = None,
@@ -385,7 +387,7 @@ def _stacked(columns: list[np.ndarray], outcome: str | None) -> Arrays:
 
 def _numbers(column: "pyarrow.Array", name: str) -> np.ndarray:
     try:
-        array = np.asarray(as_array(column, "Columns"), np.float64)
+        array = doubles(as_array(column, "Columns"))
         if array.ndim != 1:
             raise TypeError(
                 f"Columns must have one number in a row, got shape {array.shape}."

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from numpyro_tempered.core import PyTree, as_array, describe
+from numpyro_tempered.core import PyTree, as_array, describe, doubles
 from numpyro_tempered.estimators.base import check_once
 from numpyro_tempered.estimators.scales import LARGEST
 
@@ -21,7 +21,7 @@ def rows_of(X: PyTree) -> np.ndarray:
             f"X must be a data frame, got {describe(X)}: partial_fit takes arrays."
         )
     check_once(list(X.columns))
-    return np.asarray(as_array(X, "X"), np.float64)
+    return doubles(as_array(X, "X"))
 
 
 def place(
@@ -62,7 +62,7 @@ def as_number(value: object, name: str) -> float:
     """
     if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**1000):
         return float(value)
-    array = np.asarray(as_array([value], name), np.float64)
+    array = doubles(as_array([value], name))
     if array.size != 1:
         raise ValueError(f"{name} must be one number, got shape {array.shape[1:]}.")
     return array.item()

@@ -16,6 +16,7 @@ from numpyro_tempered.core import (
     check_number,
     describe,
     double_precision,
+    doubles,
 )
 from numpyro_tempered.estimators.base import (
     Estimator,
@@ -355,7 +356,7 @@ def _weight(sample_weight: Any, num_rows: int) -> np.ndarray | None:
     """
     if sample_weight is None:
         return None
-    weight = np.asarray(as_array(sample_weight, "sample_weight"), np.float64)
+    weight = doubles(as_array(sample_weight, "sample_weight"))
     if not weight.any():
         raise ValueError("sample_weight is zero for all rows.")
     return np.full(num_rows, weight) if weight.ndim == 0 else weight

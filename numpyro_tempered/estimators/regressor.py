@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from numpyro_tempered.core import PyTree, as_array, check_number
+from numpyro_tempered.core import PyTree, as_array, check_number, doubles
 from numpyro_tempered.estimators.base import read_rows
 from numpyro_tempered.estimators.frames import are_rows, as_number, check_some
 from numpyro_tempered.estimators.learners import GAUSSIAN, weighted
@@ -108,10 +108,7 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         rows, outcomes = self._validate(
             X, read_rows(y, "y"), reset=is_start, y_numeric=True
         )
-        outcomes, weight = (
-            np.asarray(outcomes, np.float64),
-            self._weight(sample_weight, len(rows)),
-        )
+        outcomes, weight = (doubles(outcomes), self._weight(sample_weight, len(rows)))
         if is_start:
             self._start_rows(1, is_table=is_table)
             self._start_noise()
@@ -177,7 +174,7 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
 
     def _read_outcomes(self, y: PyTree) -> np.ndarray:
         """Return the outcomes of a frame's rows."""
-        outcomes = np.asarray(as_array(y, "y"), np.float64)
+        outcomes = doubles(as_array(y, "y"))
         return outcomes[:, 0] if outcomes.shape[1:] == (1,) else outcomes
 
     def _learn_rows(

@@ -17,6 +17,7 @@ from numpyro_tempered.core import (
     check_numbers,
     check_record,
     describe,
+    doubles,
     warn_caller,
 )
 from numpyro_tempered.estimators.base import read_rows
@@ -154,7 +155,7 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         """
         if sample_weight is None:
             return np.ones(num_rows)
-        weight = np.asarray(as_array(sample_weight, "sample_weight"), np.float64)
+        weight = doubles(as_array(sample_weight, "sample_weight"))
         weight = np.full(num_rows, weight) if weight.ndim == 0 else weight
         if weight.shape != (num_rows,):
             raise ValueError(
@@ -251,7 +252,7 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
                 else as_number(value, f"feature {name!r}")
                 for name, value in x.items()
             }
-        values = np.asarray(as_array(x, "a row"), np.float64)
+        values = doubles(as_array(x, "a row"))
         expected = (
             getattr(self, "n_features_in_", None)
             if hasattr(self, "_learners")

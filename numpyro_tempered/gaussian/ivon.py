@@ -23,12 +23,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from numpyro_tempered.core import Array, PyTree, Scalar, check_number, key_first
+from numpyro_tempered.core import Array, PyTree, Scalar, Shape, check_number, key_first
 
 # A number, a callable of the count of steps, which is 0 at the first.
 Schedule: TypeAlias = Scalar | Callable[[Array], Scalar]
 # (rng_key, shape, dtype) -> standard normal draws.
-Noise: TypeAlias = Callable[[Array, tuple[int, ...], DTypeLike], Array]
+Noise: TypeAlias = Callable[[Array, Shape, DTypeLike], Array]
 
 
 class IvonState(NamedTuple):
@@ -99,9 +99,7 @@ def draw(
 
 
 @key_first
-def quick_noise(
-    rng_key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
-) -> Array:
+def quick_noise(rng_key: Array, shape: Shape, dtype: DTypeLike = jnp.float32) -> Array:
     r"""Noise of mean 0, variance 1 and nearly normal, at a twentieth of the price of ``jax.random.normal``.
 
     The number of ones in 32 random bits plus a uniform number: symmetric, with kurtosis 2.93 where the normal has
@@ -124,7 +122,7 @@ def quick_noise(
     return _noise_of_words(jax.random.bits(rng_key, (2,), jnp.uint32), shape, dtype)
 
 
-def _noise_of_words(words: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+def _noise_of_words(words: Array, shape: Shape, dtype: DTypeLike) -> Array:
     """Noise from two random words."""
     first, second = words
     word = _mix(jax.lax.iota(jnp.uint32, math.prod(shape)) + first) ^ second

@@ -24,7 +24,7 @@ from numpyro.contrib.control_flow.cond import cond_wrapper
 from numpyro.contrib.control_flow.scan import scan_wrapper
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core import Model
+from numpyro_tempered.core import Model, Shape
 from numpyro_tempered.handlers.numpyro_private import STACK
 
 # Parameters and result of a model, and of another.
@@ -129,7 +129,7 @@ def handler_chain(model: object) -> list[Any]:
     return layers(model, "fn")
 
 
-def draw_shape(msg: Message) -> tuple[int, ...]:
+def draw_shape(msg: Message) -> Shape:
     """The shape of the values that a sample site draws."""
     return msg["fn"].shape(msg["kwargs"].get("sample_shape", ()))
 

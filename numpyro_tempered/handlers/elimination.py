@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
-from numpyro_tempered.core import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, Shape
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import Structure
 from numpyro_tempered.handlers.numpyro_private import (
@@ -148,7 +148,7 @@ def _check_shape(site: effects.Message, outer_site: effects.Message) -> None:
         )
 
 
-def _batch_shape(site: effects.Message) -> tuple[int, ...]:
+def _batch_shape(site: effects.Message) -> Shape:
     fn, shape = site["fn"], jnp.shape(site["value"])
     return jnp.broadcast_shapes(
         tuple(fn.batch_shape), shape[: len(shape) - fn.event_dim]

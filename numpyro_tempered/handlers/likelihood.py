@@ -16,6 +16,8 @@ from numpyro_tempered.core import (
     RUNNING,
     Array,
     Model,
+    Params,
+    Shape,
     compiled_map,
     in_precision,
     is_traced,
@@ -42,17 +44,15 @@ T = TypeVar("T")
 class Layout:
     """Names and shapes of the latent sites in a flat vector, in order; a pytree without leaves."""
 
-    sites: tuple[tuple[str, tuple[int, ...]], ...]
+    sites: tuple[tuple[str, Shape], ...]
 
     @classmethod
-    def of(cls, values: dict[str, Array]) -> "Layout":
+    def of(cls, values: Params) -> "Layout":
         """The layout of values by site, in their order."""
         return cls(tuple((name, jnp.shape(value)) for name, value in values.items()))
 
     @classmethod
-    def of_parts(
-        cls, unpack: Callable[[Array], dict[str, Array]], size: int
-    ) -> "Layout":
+    def of_parts(cls, unpack: Callable[[Array], Params], size: int) -> "Layout":
         """The layout of what a function makes of a flat vector, in its order; nothing is computed."""
         layouts: list[Layout] = []
         # A tree that JAX returns has its names sorted.
@@ -60,7 +60,7 @@ class Layout:
         jax.eval_shape(lambda flat: layouts.append(cls.of(unpack(flat))), flat)
         return layouts[0]
 
-    def split(self, flat: Array) -> dict[str, Array]:
+    def split(self, flat: Array) -> Params:
         """The flat vector as values by site."""
         ends = np.cumsum([math.prod(shape) for _, shape in self.sites])
         parts = jnp.split(flat, ends[:-1])
@@ -191,8 +191,8 @@ def check_values(site: Site) -> None:
 
 
 def replicate(
-    rng_key: Array, model: Model, samples: dict[str, Array], args: tuple, kwargs: dict
-) -> dict[str, Array]:
+    rng_key: Array, model: Model, samples: Params, args: tuple, kwargs: dict
+) -> Params:
     """Draw replicates of each observed site from its untempered distribution, one for each posterior draw.
 
     Sites that depend on observed ones see the data, not their replicates.
@@ -211,7 +211,7 @@ def replicate(
         ValueError: If the distribution of a site has no sampler.
     """
 
-    def one(inputs: tuple[Array, dict[str, Array]]) -> dict[str, Array]:
+    def one(inputs: tuple[Array, Params]) -> Params:
         key, values = inputs
         trace = get_trace(handlers.substitute(model, data=values), args, kwargs)
         sites = observed_sites(trace)
@@ -269,7 +269,7 @@ def mask_of_data(fn: dist.Distribution) -> np.ndarray:
     return mask
 
 
-def observed_values(trace: Trace) -> dict[str, Array]:
+def observed_values(trace: Trace) -> Params:
     """The observed values of a trace by site, factors left out."""
     return {name: site["value"] for name, site in observed_sites(trace).items()}
 

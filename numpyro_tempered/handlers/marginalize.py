@@ -10,7 +10,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_tempered.core import Array, Model
+from numpyro_tempered.core import Array, Model, Shape
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import (
     IN_FORWARD_SCAN,
@@ -40,7 +40,7 @@ class MarginalLikelihood(dist.Distribution):
 
     pytree_data_fields = ("log_probs",)
 
-    def __init__(self, log_probs: Array, event_shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, log_probs: Array, event_shape: Shape = ()) -> None:
         self.log_probs = log_probs
         super().__init__(
             batch_shape=jnp.shape(log_probs),
@@ -53,7 +53,7 @@ class MarginalLikelihood(dist.Distribution):
         """Real numbers: the data, which are given."""
         return constraints.independent(constraints.real, len(self.event_shape))
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Not available: the model without data draws them with their local latents."""
         raise NotImplementedError(
             "data whose local latents are summed out are not drawn from their marginal: run Predictive on the "

@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr
 from numpyro.distributions import biject_to
 from numpyro.primitives import CondIndepStackFrame
 
-from numpyro_tempered.core import Array, to_host
+from numpyro_tempered.core import Array, Params, to_host
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import Structure, get_abstract_trace
 
@@ -79,7 +79,7 @@ def _mixed(
 ) -> str | None:
     """The first of the sites that has an element which depends on latents of others."""
 
-    def run(changed: Array) -> dict[str, Array]:
+    def run(changed: Array) -> Params:
         trace = get_abstract_trace(
             model, lambda msg, number: _draw(msg, latents, changed)
         )

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core import RUNNING, Array, Model
+from numpyro_tempered.core import RUNNING, Array, Model, Shape
 from numpyro_tempered.gaussian.expectations.base import ModelLoss
 from numpyro_tempered.gaussian.expectations.differentiate import depends_on
 from numpyro_tempered.handlers.effects import Trace, base_distribution
@@ -110,8 +110,8 @@ def model_loss(
 
     def sites_given(
         u: Array, theta: Array, args: tuple, kwargs: dict
-    ) -> tuple[Trace, tuple[int, ...], tuple[int, ...]]:
-        whole: tuple[int, ...] = ()
+    ) -> tuple[Trace, Shape, Shape]:
+        whole: Shape = ()
 
         def fill(site: Site) -> Array | None:
             nonlocal whole
@@ -169,7 +169,7 @@ def model_loss(
     )
 
 
-def _kinks_of(site: Site, shape: tuple[int, ...]) -> tuple[Array, Array]:
+def _kinks_of(site: Site, shape: Shape) -> tuple[Array, Array]:
     """Location and outcome of each datum of a site with a kink; NaN of another."""
     fn = base_distribution(site["fn"])
     if isinstance(fn, BetaLikelihood):

@@ -21,7 +21,7 @@ from numpyro.infer.util import _unconstrain_reparam as unconstrain_reparam
 from numpyro.optim import _NumPyroOptim as NumPyroOptim
 from numpyro.primitives import _PYRO_STACK as STACK
 
-from numpyro_tempered.core import RUNNING, Array, ArrayLike
+from numpyro_tempered.core import RUNNING, Array, ArrayLike, Params
 
 __all__ = [
     "COERCIONS",  # what is called for each new distribution, those of guides and of handlers.collapse too
@@ -37,10 +37,10 @@ __all__ = [
 class Unpacks(Protocol):
     """An automatic guide over one flat vector, set up, or what unpacks as one."""
 
-    def _unpack_latent(self, flat: Array, /) -> dict[str, Array]: ...
+    def _unpack_latent(self, flat: Array, /) -> Params: ...
 
 
-def unpacker(guide: Unpacks) -> Callable[[Array], dict[str, Array]]:
+def unpacker(guide: Unpacks) -> Callable[[Array], Params]:
     """From a guide's flat vector to the unconstrained latents, whose order is the guide's alone."""
     return guide._unpack_latent
 
@@ -50,9 +50,7 @@ def initial_latent(guide: AutoContinuous) -> Array:
     return guide._init_latent
 
 
-def start_and_potential(
-    guide: AutoGuide,
-) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Array]]:
+def start_and_potential(guide: AutoGuide) -> tuple[Params, Callable[[Params], Array]]:
     """The unconstrained start of a guide that is set up, and minus the log-density of its model."""
     return guide._init_locs, guide._potential_fn
 
@@ -64,7 +62,7 @@ def is_reverse(guide: AutoGuide) -> bool:
 
 def unpack_and_constrain(
     guide: AutoContinuous, flat: Array, params: Mapping[str, ArrayLike]
-) -> dict[str, Array]:
+) -> Params:
     """The latents in draws of a guide's flat vector, on the scale of the model."""
     with RUNNING:
         return guide._unpack_and_constrain(flat, params)

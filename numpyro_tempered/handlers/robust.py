@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger, get_mask
 
-from numpyro_tempered.core import Array, check_number, is_traced
+from numpyro_tempered.core import Array, Shape, check_number, is_traced
 from numpyro_tempered.handlers import effects, observed, powers
 from numpyro_tempered.handlers.effects import P, Q, R, S
 from numpyro_tempered.handlers.numpyro_private import STACK
@@ -101,7 +101,7 @@ class BetaLikelihood(dist.Distribution):
             return feasible
         return jnp.where(jnp.isfinite(mean), mean, feasible)
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of the distribution."""
         return self.base_dist.sample(key, sample_shape)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array
+from numpyro_tempered.core import Array, Shape
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import Trace, plates_of
 from numpyro_tempered.handlers.requirements import require
@@ -100,9 +100,7 @@ def find_data(trace: Trace, plate: str | None) -> DataRows:
     return _present(sites, shapes, size, dim)
 
 
-def _present(
-    sites: Trace, shapes: dict[str, tuple[int, ...]], size: int, dim: int
-) -> DataRows:
+def _present(sites: Trace, shapes: dict[str, Shape], size: int, dim: int) -> DataRows:
     """The rows with an entry that some site does not mask."""
     present = np.zeros(size, bool)
     for name, site in sites.items():

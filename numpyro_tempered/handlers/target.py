@@ -102,7 +102,7 @@ class Target:
         return {name: site["value"] for name, site in self.latents.items()}
 
     @property
-    def observed(self) -> dict[str, Array]:
+    def observed(self) -> Params:
         """Observed values by site."""
         return likelihood.observed_values(self.trace)
 

@@ -117,16 +117,13 @@ class temper(effects.DecoratedModel[P, R], effects.Handler):
             raise TypeError(
                 f"factors must be a bool or a collection of names, got {factors!r}."
             )
-        if isinstance(local_plates, str) or not isinstance(local_plates, Collection):
-            raise TypeError(
-                f"local_plates must be a collection of plate names, got {local_plates!r}."
-            )
-        if isinstance(discrete_parameters, str) or not isinstance(
-            discrete_parameters, Collection
-        ):
-            raise TypeError(
-                f"discrete_parameters must be a collection of names, got {discrete_parameters!r}."
-            )
+        named = {
+            "local_plates": local_plates,
+            "discrete_parameters": discrete_parameters,
+        }
+        for name, names in named.items():
+            if isinstance(names, str) or not isinstance(names, Collection):
+                raise TypeError(f"{name} must be a collection of names, got {names!r}.")
         if local_plates and (isinstance(self.alpha, dict) or jnp.ndim(self.alpha)):
             raise ValueError(
                 "local_plates need one alpha for all sites and data, got a mapping or an array."

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.example_libraries.optimizers import adam
 
-from numpyro_tempered.core import Array, PyTree, run_program
+from numpyro_tempered.core import Array, PyTree, at_index, doubles, run_program
 from numpyro_tempered.infer.descent_programs import (
     NUM_BATCHES,
     Descent,
@@ -129,7 +129,7 @@ def minimise(
 
 def select(settled: Settled, k: int) -> Settled:
     """The k-th of several runs."""
-    return jax.tree.map(lambda leaf: leaf[k], settled)
+    return at_index(settled, k)
 
 
 def descend(
@@ -269,7 +269,7 @@ def _judge(
     points = jax.tree.map(
         lambda *leaves: np.stack(leaves, axis=1), *batches, average, starts
     )
-    draws = np.asarray(descent.values(points, rng_key, inputs), np.float64)
+    draws = doubles(descent.values(points, rng_key, inputs))
     *each, value, first = np.mean(draws, axis=2).T
     noise = np.maximum(np.mean(each, axis=0) - value, 0.0) / (NUM_BATCHES - 1)
     falls = draws[:, 0] - draws[:, NUM_BATCHES - 1]
@@ -291,7 +291,7 @@ def is_worth_its_steps(
         lambda leaf: np.stack([leaf] * (NUM_BATCHES + 2), axis=1),
         jax.device_get(starts),
     )
-    draws = np.asarray(descent.values(points, rng_key, inputs), np.float64)
+    draws = doubles(descent.values(points, rng_key, inputs))
     return _is_known(draws[:, 0], starts, WORST_START)
 
 

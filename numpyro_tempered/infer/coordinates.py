@@ -156,7 +156,7 @@ def frame_of(
         return None
     zeros = jnp.zeros_like(loc)
 
-    def mean(axes: Mode, z: dict[str, Array]) -> Array:
+    def mean(axes: Mode, z: Params) -> Array:
         return axes.loc + matmul(axes.root, z["loc"])
 
     def same(mode: Mode) -> Mode:
@@ -179,7 +179,7 @@ def frame_of(
     start |= tails
     if family.diagonal_only:
 
-        def diagonal(mode: Mode, z: dict[str, Array]) -> Params:
+        def diagonal(mode: Mode, z: Params) -> Params:
             q = family.with_root(mean(mode, z), mode.scale * jnp.exp(z["log_scale"]))
             return to_params(q) | df_of(z)
 
@@ -189,7 +189,7 @@ def frame_of(
         factor = jnp.linalg.qr(mode.root.T, mode="r").T
         return mode, factor * jnp.sign(jnp.diagonal(factor))
 
-    def full(axes: tuple[Mode, Array], z: dict[str, Array]) -> Params:
+    def full(axes: tuple[Mode, Array], z: Params) -> Params:
         mode, factor = axes
         inner = jnp.tril(z["lower"], -1) + jnp.diag(jnp.exp(z["log_scale"]))
         return to_params(
@@ -200,9 +200,7 @@ def frame_of(
     return Frame(loc, scale, unpack, start, triangular, full)
 
 
-def _tails(
-    guide: AutoGuide,
-) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Params]]:
+def _tails(guide: AutoGuide) -> tuple[Params, Callable[[Params], Params]]:
     """The start of what else a guide learns, its degrees of freedom, and its parameters of such coordinates."""
     if not law_of(guide).is_heavy or guide.df is not None:
         return {}, lambda z: {}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.example_libraries.optimizers import adam
 
-from numpyro_tempered.core import Array, PyTree, compile_once, map_batches
+from numpyro_tempered.core import Array, PyTree, at_index, compile_once, map_batches
 
 # Averages of iterates that a stage compares.
 NUM_BATCHES = 4
@@ -127,7 +127,7 @@ def _over_problems(function: Callable[..., PyTree], *parts: PyTree) -> PyTree:
     leaves = jax.tree.leaves(parts[0])
     num_problems = len(leaves[0])
     if num_problems == 1:
-        one = function(*jax.tree.map(lambda leaf: leaf[0], parts))
+        one = function(*at_index(parts, 0))
         return jax.tree.map(lambda leaf: leaf[None], one)
     if sum(leaf.size for leaf in leaves) <= SIDE_BY_SIDE * num_problems:
         return jax.vmap(function)(*parts)

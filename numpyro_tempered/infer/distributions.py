@@ -9,7 +9,7 @@ from jax.scipy.special import ndtr, ndtri
 from numpyro.distributions import constraints
 from numpyro.distributions.util import promote_shapes, validate_sample
 
-from numpyro_tempered.core import Array, ArrayLike, Scalar
+from numpyro_tempered.core import Array, ArrayLike, Scalar, Shape
 from numpyro_tempered.gaussian.families import SpikeSlab, spike_slab
 
 
@@ -131,7 +131,7 @@ class SpikeAndSlab(dist.Distribution):
             *(jnp.asarray(part) for part in (self.probs, self.loc, self.scale))
         )
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws, shape ``sample_shape + batch_shape``."""
         dtype = jnp.result_type(self.probs, self.loc, self.scale, float)
         q = SpikeSlab(
@@ -178,9 +178,7 @@ class SpikeAndSlab(dist.Distribution):
 
 # Compiled whole, as methods are called outside of jit too.
 @partial(jax.jit, static_argnums=3)
-def _draw(
-    key: Array, q: SpikeSlab, temperature: Scalar | None, shape: tuple[int, ...]
-) -> Array:
+def _draw(key: Array, q: SpikeSlab, temperature: Scalar | None, shape: Shape) -> Array:
     gate_key, slab_key = jax.random.split(key)
     if temperature is None:
         gate = _exact_gate(q.probs, jax.random.uniform(gate_key, shape, q.probs.dtype))

@@ -25,6 +25,7 @@ from numpyro_tempered.core import (
     TemperedELBO,
     check_choice,
     check_record,
+    doubles,
     is_traced,
     map_batches,
     run_program,
@@ -288,9 +289,7 @@ def evaluate_elbo(
             lambda k: particle(k, params), jax.random.split(key, num_particles), 32
         )
 
-    elbos, log_liks, kls = (
-        np.asarray(part, np.float64) for part in run_program(particles, rng_key, params)
-    )
+    elbos, log_liks, kls = map(doubles, run_program(particles, rng_key, params))
     with np.errstate(invalid="ignore"):  # a draw without a density makes the error NaN
         se, log_lik = (
             float(np.std(elbos, ddof=1)) / math.sqrt(num_particles),
@@ -368,7 +367,7 @@ def trace_model(
     return likelihood.get_trace(handlers.substitute(replayed, params), args, kwargs)
 
 
-def find_points(one: Trace, two: Trace) -> dict[str, Array]:
+def find_points(one: Trace, two: Trace) -> Params:
     """Return for each latent with a mass at a point whether two draws of a guide agree in it."""
     return {
         name: jnp.array_equal(site["value"], two[name]["value"])
@@ -382,7 +381,7 @@ def has_point_mass(
 ) -> bool:
     """Whether a latent of the guide is a point, the same in every draw: its KL is infinite."""
 
-    def repeats(key: Array, params: Params) -> dict[str, Array]:
+    def repeats(key: Array, params: Params) -> Params:
         one, two = (
             trace_guide(k, guide, params, args, kwargs) for k in jax.random.split(key)
         )

@@ -21,6 +21,7 @@ from numpyro_tempered.core import (
     PyTree,
     TemperedELBO,
     check_count,
+    doubles,
     join,
     runs_models,
     separate,
@@ -547,10 +548,7 @@ def _as_modes(q: GaussianMixture) -> Modes:
     """Components in the place of modes, where the density has none, as in centred hierarchies."""
     roots = jax.vmap(dense)(q.root)
     return Modes(
-        np.asarray(q.loc),
-        np.asarray(roots),
-        np.exp(np.asarray(q.logits, np.float64)),
-        math.nan,
+        np.asarray(q.loc), np.asarray(roots), np.exp(doubles(q.logits)), math.nan
     )
 
 

@@ -20,7 +20,7 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 
-from numpyro_tempered.core import Array, Params, PyTree, is_traced
+from numpyro_tempered.core import Array, Params, PyTree, doubles, is_traced
 from numpyro_tempered.gaussian.families import FullRank, GaussianMixture, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.gaussian.families.gaussian_mixture import triangular
@@ -156,7 +156,7 @@ def location_scale_of(guide: AutoGuide, params: Params) -> LocationScale | None:
     df = None
     if law_of(guide) is _NORMAL:
         q, layout, *_ = _read_sites(guide, params)
-        mean, cov = q.loc, np.diag(np.square(np.asarray(q.scale, np.float64)))
+        mean, cov = q.loc, np.diag(np.square(doubles(q.scale)))
     else:
         q = posterior_of(guide, params)
         base = q.base_dist if isinstance(q, dist.Independent) else q
@@ -164,11 +164,11 @@ def location_scale_of(guide: AutoGuide, params: Params) -> LocationScale | None:
             mean, cov = q.mean, np.diag(np.asarray(q.variance))
         elif isinstance(q, dist.MultivariateNormal):
             # In double precision, in which small eigenvalues survive the product.
-            root = np.asarray(q.scale_tril, np.float64)
+            root = doubles(q.scale_tril)
             mean, cov = q.mean, root @ root.T
         elif isinstance(q, dist.LowRankMultivariateNormal):
-            factor = np.asarray(q.cov_factor, np.float64)
-            diagonal = np.diag(np.asarray(q.cov_diag, np.float64))
+            factor = doubles(q.cov_factor)
+            diagonal = np.diag(doubles(q.cov_diag))
             mean, cov = q.mean, factor @ factor.T + diagonal
         elif isinstance(q, dist.StudentT | dist.MultivariateStudentT):
             mean, cov, df = _of_student_t(q)
@@ -177,8 +177,8 @@ def location_scale_of(guide: AutoGuide, params: Params) -> LocationScale | None:
         layout = flat_layout(guide)
     order = order_of(layout)
     return LocationScale(
-        np.asarray(mean, np.float64)[order],
-        np.asarray(cov, np.float64)[np.ix_(order, order)],
+        doubles(mean)[order],
+        doubles(cov)[np.ix_(order, order)],
         None if df is None else df[order],
         isinstance(q, dist.MultivariateStudentT),
     )
@@ -202,16 +202,16 @@ def _of_student_t(
         ValueError: If a coordinate has no variance.
     """
     loc = jnp.broadcast_to(q.loc, q.shape())
-    df = np.array(np.broadcast_to(np.asarray(q.df, np.float64), loc.shape))
+    df = np.array(np.broadcast_to(doubles(q.df), loc.shape))
     if df.min() <= 2.0:
         raise ValueError(
             f"the guide is a Student's t of {df.min():.3g} degrees of freedom, which has no variance, and errors "
             "are in standard deviations: take more than 2."
         )
     if isinstance(q, dist.MultivariateStudentT):
-        tril = np.asarray(q.scale_tril, np.float64)
+        tril = doubles(q.scale_tril)
         return loc, tril @ tril.T * (df[0] / (df[0] - 2.0)), df
-    variance = np.square(np.asarray(q.scale, np.float64)) * df / (df - 2.0)
+    variance = np.square(doubles(q.scale)) * df / (df - 2.0)
     return loc, np.diag(variance), df
 
 

@@ -16,6 +16,7 @@ from numpyro_tempered.core import (
     TemperedELBO,
     check_count,
     check_record,
+    doubles,
     forward_else_reverse,
     key_first,
     map_batches,
@@ -118,8 +119,7 @@ def respond(
         return grad[:d], map_batches(product, jnp.eye(2 * d, dtype=grad.dtype), chunk)
 
     grad, columns = (
-        np.asarray(leaf, np.float64)
-        for leaf in run_program(derivatives, q, objective.data, rng_key)
+        doubles(leaf) for leaf in run_program(derivatives, q, objective.data, rng_key)
     )
     hessian = 0.5 * (columns + columns.T)
     hessian[d:, d:] += np.eye(d)

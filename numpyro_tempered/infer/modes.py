@@ -12,7 +12,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core import Array, Model, PyTree, run_program
+from numpyro_tempered.core import Array, Model, Params, PyTree, run_program
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 from numpyro_tempered.handlers.likelihood import latent_sites
 from numpyro_tempered.infer.mode import find_mode
@@ -79,10 +79,7 @@ def starting_points(
 
 
 def prior_draw(
-    model: Model,
-    args: tuple,
-    kwargs: dict,
-    flatten: Callable[[dict[str, Array]], Array],
+    model: Model, args: tuple, kwargs: dict, flatten: Callable[[Params], Array]
 ) -> Callable[[Array], Array]:
     """From a key to a draw of a model's prior, flat, unconstrained.
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to, constraints
 
-from numpyro_tempered.core import run_program
+from numpyro_tempered.core import Shape, doubles, run_program
 from numpyro_tempered.handlers.likelihood import Site
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
 from numpyro_tempered.infer.location_scale import LocationScale
@@ -129,7 +129,7 @@ def _forget(moments: Moments, numbers: np.ndarray) -> None:
 
 
 def _by_quadrature(
-    loc: np.ndarray, sd: np.ndarray, site: Site, shape: tuple[int, ...]
+    loc: np.ndarray, sd: np.ndarray, site: Site, shape: Shape
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Mean, variance, variance of the square, and which of them two rules agree on."""
     transform, rules = biject_to(site["fn"].support), []
@@ -137,7 +137,7 @@ def _by_quadrature(
         nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
         weights = weights / weights.sum()
         z = jnp.asarray(loc + nodes[:, None] * sd).reshape(-1, *shape)
-        f = np.asarray(run_program(transform, z), np.float64).reshape(num_nodes, -1)
+        f = doubles(run_program(transform, z)).reshape(num_nodes, -1)
         with np.errstate(
             invalid="ignore", over="ignore"
         ):  # what is not finite agrees with nothing

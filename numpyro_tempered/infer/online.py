@@ -17,6 +17,8 @@ from numpyro_tempered.core import (
     Guide,
     Model,
     Numbers,
+    Params,
+    Shape,
     check_key,
     check_record,
     is_traced,
@@ -119,7 +121,7 @@ class OnlineVI:
         self._bound = bind(expectation, model, instance)
         self._by_structure: dict[Hashable, Expectation] = {}
         self._checked_shapes: set[Hashable] = set()
-        self._num_axes: dict[Hashable, tuple[int, ...]] = {}
+        self._num_axes: dict[Hashable, Shape] = {}
         # Of the tables of the stream, by argument.
         self.columns: dict[str, tuple] = {}
 
@@ -373,7 +375,7 @@ class OnlineVI:
             return dist.Delta(state.posterior.loc, event_dim=0)
         return self.guide.get_posterior(self.get_params(state))
 
-    def get_params(self, state: OnlineVIState) -> dict[str, Array]:
+    def get_params(self, state: OnlineVIState) -> Params:
         """Parameters for ``Predictive`` and the guide's own methods, such as ``median``."""
         return self.guide.to_params(state.posterior)
 
@@ -413,7 +415,7 @@ class OnlineVI:
 
     def sample_posterior(
         self, rng_key: Array, state: OnlineVIState, num_samples: int = 1000
-    ) -> dict[str, Array]:
+    ) -> Params:
         """Draws of the latent sites, on the scale of the model.
 
         Args:
@@ -569,9 +571,7 @@ class OnlineVI:
 
 
 def _predictors_of(
-    expectation: Expectation,
-    shapes: tuple[jax.ShapeDtypeStruct, ...],
-    inputs: tuple[int, ...],
+    expectation: Expectation, shapes: tuple[jax.ShapeDtypeStruct, ...], inputs: Shape
 ) -> PredictorsOf:
     """The predictors of a model: outcomes, which they do not depend on, are filled in."""
     predictors = require_predictors(expectation)

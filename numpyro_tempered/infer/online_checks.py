@@ -19,6 +19,7 @@ from numpyro_tempered.core import (
     Model,
     Numbers,
     Params,
+    Shape,
     check_columns,
     compile_once,
     is_traced,
@@ -193,7 +194,7 @@ def check_one_loss_a_row(
         ValueError: If there is such a site, whose rows cannot be masked.
     """
 
-    def log_probs() -> dict[str, Array]:
+    def log_probs() -> Params:
         values = {site: jnp.zeros(shape) for site, shape in guide.layout.sites}
         sites = likelihood.likelihood_sites(
             trace_unconstrained(model, values, args, kwargs)
@@ -217,7 +218,7 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
         ValueError: If there is such a local latent.
     """
 
-    def shapes(args: tuple, kwargs: dict) -> dict[str, tuple[int, ...]]:
+    def shapes(args: tuple, kwargs: dict) -> dict[str, Shape]:
         trace = handlers.trace(handlers.seed(model, rng_key)).get_trace(*args, **kwargs)
         return {
             name: jnp.shape(site["value"])
@@ -245,9 +246,7 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
 
 
 def check_axes(
-    arrays: tuple[Array, ...],
-    structure: ArgumentStructure,
-    num_axes: tuple[int, ...] | None,
+    arrays: tuple[Array, ...], structure: ArgumentStructure, num_axes: Shape | None
 ) -> None:
     """Raise where a datum comes without the leading axis of a batch, over which a model may broadcast it.
 

@@ -12,6 +12,7 @@ from numpyro_tempered.core import (
     Description,
     Evidence,
     Params,
+    Shape,
     add_repr,
 )
 from numpyro_tempered.handlers import likelihood
@@ -99,9 +100,7 @@ class StreamPosterior(NamedTuple):
         """As of :class:`.TemperedFit`."""
         return self.fit.sd
 
-    def sample_posterior(
-        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
-    ) -> Params:
+    def sample_posterior(self, rng_key: Array, sample_shape: Shape = ()) -> Params:
         """As of :class:`.TemperedFit`."""
         return self.fit.sample_posterior(rng_key, sample_shape)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 
-from numpyro_tempered.core import RUNNING, Array, Model, compiled_map
+from numpyro_tempered.core import RUNNING, Array, Model, compiled_map, doubles
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families import FullRank, Gain
 from numpyro_tempered.gaussian.families.base import (
@@ -91,7 +91,7 @@ def _of_draws(posterior: Any) -> tuple[Gaussian, Layout]:
         draws = {name: jnp.concatenate(draws[name]) for name in target.latents}
     else:
         draws = posterior.sample_posterior(jax.random.key(0), (_NUM_DRAWS,))
-    flat = np.asarray(compiled_map(target.flatten, draws, 64), np.float64)
+    flat = doubles(compiled_map(target.flatten, draws, 64))
     cov = np.atleast_2d(np.cov(flat.T))
     try:
         root = np.linalg.cholesky(cov)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from numpyro_tempered.core import Array, table, text
+from numpyro_tempered.core import Array, Params, table, text
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.online.base import Losses, OnlineState
@@ -21,7 +21,7 @@ class OnlineVIState(NamedTuple):
     rng_key: Array
     layout: Layout
 
-    def totals(self, losses: Losses | None = None) -> dict[str, Array]:
+    def totals(self, losses: Losses | None = None) -> Params:
         """Counts of the rounds and sums of their losses, by name, and the losses of each round if passed."""
         by_round = (
             {}

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core import Array, Model, Params
+from numpyro_tempered.core import Array, Model, Params, doubles
 from numpyro_tempered.gaussian.descent.base import (
     Derivatives,
     GaussianTerm,
@@ -250,7 +250,7 @@ def check_supports(trace: Trace, trace_at: Callable[[Any], Trace], at: Any) -> N
         if not (site["fn"].is_discrete or site["fn"].support in _FIXED_SUPPORTS)
     ]
 
-    def supports(at: Any) -> dict[str, Array]:
+    def supports(at: Any) -> Params:
         of_site = likelihood.latent_sites(trace_at(at))
         return {
             name: biject_to(of_site[name]["fn"].support)(_origin(sites[name]))
@@ -332,12 +332,9 @@ def _moments(site: likelihood.Site) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     if type(fn) in (dist.Normal, dist.Laplace):
         loc, scale = (
-            np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape))
-            for p in (fn.loc, fn.scale)
+            np.ravel(np.broadcast_to(doubles(p), shape)) for p in (fn.loc, fn.scale)
         )
         return loc, 1.0 / (np.square(scale) if type(fn) is dist.Normal else scale)
     if type(fn) is dist.MultivariateNormal and fn.event_shape == shape:
-        return np.asarray(fn.mean, np.float64), np.asarray(
-            fn.precision_matrix, np.float64
-        )
+        return doubles(fn.mean), doubles(fn.precision_matrix)
     return None

@@ -19,6 +19,7 @@ from numpyro_tempered.core import (
     Model,
     Numbers,
     Params,
+    Shape,
     TemperedELBO,
     add_repr,
     axis_labels,
@@ -82,11 +83,11 @@ class TemperedFit(NamedTuple):
 
     model: Model
     guide: Guide
-    params: dict[str, Array]
+    params: Params
     alpha: float | dict[str, float]
     losses: Numbers
     elbo: TemperedELBO
-    observed: dict[str, Array]
+    observed: Params
     args: tuple
     kwargs: dict[str, object]
     rng_key: Array | None
@@ -150,9 +151,7 @@ class TemperedFit(NamedTuple):
         """Posterior standard deviations of the latents, as ``mean``."""
         return _moments(self)[1]
 
-    def sample_posterior(
-        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
-    ) -> Params:
+    def sample_posterior(self, rng_key: Array, sample_shape: Shape = ()) -> Params:
         """Draws of the latents.
 
         Args:

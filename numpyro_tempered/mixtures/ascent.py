@@ -17,6 +17,7 @@ from numpyro_tempered.core import (
     Step,
     ascent,
     check_number,
+    doubles,
     progress,
     warn_caller,
 )
@@ -297,11 +298,6 @@ def for_keys(
     return jax.lax.map(lambda key: function(key, component, *arguments), keys)
 
 
-def restart(tree: T, index: int) -> T:
-    """The leaves of one restart."""
-    return jax.tree.map(lambda leaf: leaf[index], tree)
-
-
 def ended(state: Ascent[PassState[T]]) -> Ascent[PassState[T]]:
     """An ascent on the host, with objectives in double precision: -inf where one is not finite."""
     objective: Any = finite_or_least(state.objective)
@@ -311,7 +307,7 @@ def ended(state: Ascent[PassState[T]]) -> Ascent[PassState[T]]:
 
 def finite_or_least(objectives: Array) -> np.ndarray:
     """Objectives in double precision; -inf where one is not finite."""
-    values = np.asarray(objectives, np.float64)
+    values = doubles(objectives)
     return np.where(np.isfinite(values), values, -np.inf)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from numpyro_tempered.core import Columns
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.report.arviz import dataset
 from numpyro_tempered.select.ranking import rank_models
@@ -25,7 +26,7 @@ def label_term(fitted: MixtureFit) -> float:
 
 def criterion_columns(
     fits: Mapping[Any, MixtureFit], log_weights: np.ndarray, label_multiplicity: bool
-) -> dict[str, np.ndarray]:
+) -> Columns:
     """The comparison by model, without baselines."""
     bounds = [fitted.bound for fitted in fits.values() if fitted.bound is not None]
     if len(bounds) < len(fits):

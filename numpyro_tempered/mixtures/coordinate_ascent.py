@@ -10,6 +10,7 @@ from numpyro_tempered.core import (
     ArrayLike,
     Ascent,
     ProgressBar,
+    at_index,
     key_first,
     warn_caller,
 )
@@ -22,7 +23,6 @@ from numpyro_tempered.mixtures.ascent import (
     check_limits,
     for_keys,
     for_restarts,
-    restart,
 )
 from numpyro_tempered.mixtures.chunks import Chunks, is_chunks, source_of
 from numpyro_tempered.mixtures.components.base import Component
@@ -195,7 +195,7 @@ def coordinate_ascent(
             keys = jax.random.split(
                 jax.random.fold_in(rng_key, MOVES + number), limits.num_restarts
             )
-            parent = restart(state.point.factors, best)
+            parent = at_index(state.point.factors, best)
             proposals = for_keys(
                 propose, data.component, keys, problem, parent, source.blocks
             )
@@ -214,8 +214,8 @@ def coordinate_ascent(
         )
     worst = int(np.argmax(state.fall))
     factors, fallen = (
-        restart(state.point.factors, best),
-        (worst, restart(state.point, worst)),
+        at_index(state.point.factors, best),
+        (worst, at_index(state.point, worst)),
     )
     return Outcome(
         factors, history, num_accepted, tolerance, float(state.fall[worst]), fallen

@@ -9,7 +9,9 @@ import numpy as np
 from numpyro_tempered.core import (
     Array,
     ArrayLike,
+    Columns,
     add_repr,
+    at_index,
     check_count,
     check_number,
     double_precision,
@@ -60,7 +62,7 @@ class MixtureEM(NamedTuple):
 
     component: Component
     weights: np.ndarray
-    parameters: dict[str, np.ndarray]
+    parameters: Columns
     point: Point
     centre: np.ndarray | None
     log_likelihood: float
@@ -196,7 +198,7 @@ def em(
     extra = data.centre, np.asarray(data.spacings), in_double(data.prior)
 
     def next_steps(problem: EMProblem, points: Point) -> NextSteps:
-        return NextSteps(limits, FINAL, (in_double(ascent.restart(points, 0)), extra))
+        return NextSteps(limits, FINAL, (in_double(at_index(points, 0)), extra))
 
     problem, points = source.begin(
         rng_key, algorithm, EMProblem(data.prior, active, *numbers), starts, next_steps
@@ -216,7 +218,7 @@ def em(
         )
         rounding = np.asarray(losses) * data.total
     check_em(state, best, objectives, rounding)
-    point = ascent.restart(state.point.factors, best)
+    point = at_index(state.point.factors, best)
     point64 = in_double(point)
     with double_precision():
         values = jax.tree.map(np.asarray, source.reduce(FINAL, point64, extra))

@@ -6,9 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, ProgressBar, check_count, key_first, progress
+from numpyro_tempered.core import (
+    Array,
+    ProgressBar,
+    at_index,
+    check_count,
+    key_first,
+    progress,
+)
 from numpyro_tempered.mixtures import ascent, stochastic
-from numpyro_tempered.mixtures.ascent import History, Limits, finite_or_least, restart
+from numpyro_tempered.mixtures.ascent import History, Limits, finite_or_least
 from numpyro_tempered.mixtures.chunks import SAMPLE, Chunks, ChunkSource, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.draws import generator_of
@@ -182,7 +189,7 @@ def step_through(
     best = int(np.argmax(objectives))
     trace = np.asarray(values)[best : best + 1]
     history = History.at(trace, objectives, limits.num_restarts, False, limits.max_iter)
-    return Outcome(jax.tree.map(np.asarray, restart(factors, best)), history)
+    return Outcome(jax.tree.map(np.asarray, at_index(factors, best)), history)
 
 
 @partial(jax.jit, static_argnames=("component", "step_size", "num_inner"))

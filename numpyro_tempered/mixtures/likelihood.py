@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import xlogy
 
-from numpyro_tempered.core import Array, Ascent, warn_caller
+from numpyro_tempered.core import Array, Ascent, at_index, warn_caller
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.ascent import Algorithm, PassState, Summary
 from numpyro_tempered.mixtures.components import derived
@@ -309,7 +309,7 @@ def first_point(
 
     amounts = jnp.stack([problem.pseudo_data, jnp.maximum(problem.pseudo_data, 1.0)])
     points = jax.lax.map(with_pseudo_data, amounts)
-    point, smooth_point = (ascent.restart(points, i) for i in (0, 1))
+    point, smooth_point = (at_index(points, i) for i in (0, 1))
     resolved = rounding_loss(component, problem, point) <= RESOLUTION
     return jax.tree.map(lambda a, b: jnp.where(resolved, a, b), point, smooth_point)
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_tempered.core import ArrayLike
+from numpyro_tempered.core import ArrayLike, doubles
 from numpyro_tempered.mixtures.components.base import (
     Component,
     Rows,
@@ -117,7 +117,7 @@ def largest_log_likelihood(
         return math.inf
     if MASS_GIVEN_TOTAL in kinds or not getattr(rows, "is_fully_addressable", True):
         return 0.0
-    weight = np.asarray(weight_of(sample_weight, rows), np.float64)
+    weight = doubles(weight_of(sample_weight, rows))
     rows = np.asarray(rows)
     is_missing = np.isnan(rows)
     _, pattern = np.unique(is_missing, axis=0, return_inverse=True)

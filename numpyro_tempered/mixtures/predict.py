@@ -11,8 +11,10 @@ from jax.scipy.special import logsumexp
 from numpyro_tempered.core import (
     Array,
     ArrayLike,
+    at_index,
     check_count,
     check_names,
+    doubles,
     is_traced,
     key_first,
 )
@@ -132,9 +134,7 @@ def sample(rng_key: Array, fit: MixtureFit, num_rows: int) -> tuple[Array, Array
     rows, labels = _sample(
         jax.random.split(rng_key, num_rows), fit.component, factors_of(fit)
     )
-    return (
-        rows if fit.centre is None else np.asarray(rows, np.float64) + fit.centre
-    ), labels
+    return (rows if fit.centre is None else doubles(rows) + fit.centre), labels
 
 
 @key_first
@@ -232,7 +232,7 @@ def _sample(keys: Array, component: Component, factors: Factors) -> tuple[Array,
         key_parameters, key_label, key_row = jax.random.split(key, 3)
         log_weights, parameters = draw_parameters(key_parameters, component, factors)
         label = jax.random.categorical(key_label, log_weights)
-        parameters = jax.tree.map(lambda leaf: leaf[label], parameters)
+        parameters = at_index(parameters, label)
         return component.distribution(parameters).sample(key_row), label
 
     return jax.vmap(one)(keys)

@@ -10,11 +10,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro_tempered.core import (
     Array,
     ArrayLike,
+    Shape,
     as_array,
     automatic_mesh,
     check_count,
     check_known,
     check_number,
+    doubles,
     has_mesh,
     held_array,
     is_traced,
@@ -160,7 +162,7 @@ def column_means(rows: components.Rows, weight: components.Rows) -> np.ndarray:
     """
     library = components.namespace(rows)
     if library is np:
-        rows, weight = np.asarray(rows, np.float64), np.asarray(weight, np.float64)
+        rows, weight = doubles(rows), doubles(weight)
     observed = ~library.isnan(rows)
     each = library.where(observed, weight[:, None], 0.0)
     total = library.sum(each, axis=0)
@@ -267,7 +269,7 @@ def check_settings(
     return Settings(alpha, weights.prior_of(concentration, num_components))
 
 
-def check_counts(least: int = 1, **values: int) -> tuple[int, ...]:
+def check_counts(least: int = 1, **values: int) -> Shape:
     """Whole numbers of at least ``least``, by the names of the arguments."""
     return tuple(check_count(value, name, least) for name, value in values.items())
 

@@ -17,8 +17,10 @@ from numpyro_tempered.core import (
     Description,
     Evidence,
     Params,
+    Shape,
     TemperedELBO,
     add_repr,
+    at_index,
     check_count,
     fit_attrs,
     map_batches,
@@ -185,9 +187,7 @@ class MixtureFit(NamedTuple):
             self, temper(model, self.alpha), mixture_guide(*self._sites)
         )
 
-    def sample_posterior(
-        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
-    ) -> Params:
+    def sample_posterior(self, rng_key: Array, sample_shape: Shape = ()) -> Params:
         """Draws of weights and parameters, ``(*sample_shape, ...)`` each."""
         return self._fit.sample_posterior(rng_key, sample_shape)
 
@@ -326,7 +326,7 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
             "out, and relabel the draws where another order is needed."
         )
     return fit._replace(
-        factors=jax.tree.map(lambda leaf: leaf[indices], fit.factors),
+        factors=at_index(fit.factors, indices),
         problem=fit.problem._replace(concentration=fit.problem.concentration[indices]),
         counts=fit.counts[indices],
     )

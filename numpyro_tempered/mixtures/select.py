@@ -11,6 +11,7 @@ from numpyro_tempered.core import (
     CLOCK,
     Array,
     ArrayLike,
+    Columns,
     add_repr,
     advise_cache,
     check_count,
@@ -69,7 +70,7 @@ class ComponentSelection(NamedTuple):
 
     selected: Model
     fits: dict[Any, MixtureFit]
-    columns: dict[str, np.ndarray]
+    columns: Columns
     attrs: dict[str, Any]
     report: OnDemand
     uncertain: bool
@@ -289,7 +290,7 @@ def select_num_components(
 
 
 def comparison_of(
-    columns: dict[str, np.ndarray], fits: dict[Any, MixtureFit], attrs: dict[str, Any]
+    columns: Columns, fits: dict[Any, MixtureFit], attrs: dict[str, Any]
 ) -> Any:
     """The comparison as a Dataset."""
     names = ("selected", "selected_family")
@@ -320,7 +321,7 @@ def baseline_columns(
     components: Mapping[str | None, Component],
     fits: Mapping[str | None, Mapping[int, MixtureFit]],
     options: Mapping[str, Any],
-) -> dict[str, np.ndarray]:
+) -> Columns:
     """Log-likelihood, BIC and ICL of maximum likelihood by family and K."""
     settings = {
         "num_restarts": options["num_restarts"],

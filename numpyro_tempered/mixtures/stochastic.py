@@ -13,6 +13,7 @@ from numpyro_tempered.core import (
     CompensatedSum,
     check_count,
     check_number,
+    doubles,
     is_traced,
 )
 from numpyro_tempered.mixtures import sweep
@@ -247,7 +248,7 @@ def stochastic(
     form = (
         component.with_missing() if missing and component.with_missing else component
     )._replace(prior=None)
-    shift = None if centre is None else np.asarray(centre, np.float64)
+    shift = None if centre is None else doubles(centre)
     prior = translate_on_host(
         component, component.prior, None if shift is None else -shift
     )

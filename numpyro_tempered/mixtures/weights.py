@@ -13,7 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_tempered.core import Array, ArrayLike, check_number, check_numbers
+from numpyro_tempered.core import Array, ArrayLike, check_number, check_numbers, doubles
 from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.base import Rows, Sample, namespace
 
@@ -96,7 +96,7 @@ def prior_of(concentration: Concentration, num_components: int) -> np.ndarray:
             f"concentration is {concentration!r}; expected numbers, or a prior such as "
             "nt.mixtures.stick_breaking(1.0)."
         )
-    values = np.asarray(concentration, np.float64)
+    values = doubles(concentration)
     if values.shape not in ((), (num_components,)):
         raise ValueError(
             f"concentration has shape {values.shape}; expected () or ({num_components},)."

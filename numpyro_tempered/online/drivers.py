@@ -13,6 +13,7 @@ import numpy as np
 from numpyro_tempered.core import (
     Array,
     ArrayLike,
+    at_index,
     blocks,
     check_choice,
     check_record,
@@ -224,7 +225,7 @@ def run_rounds(
     state, arrays, rows = prepare(state, arrays, rows, rng_key)
     check_data(expectation, arrays, rows)
     if num_rounds == 1:
-        row, on = jax.tree.map(lambda leaf: leaf[0], (arrays, rows))
+        row, on = at_index((arrays, rows), 0)
         after, losses = compiled_single(
             rule, expectation, state, Rounds(row, on, 1), rng_key
         )

@@ -11,6 +11,7 @@ from numpyro_tempered.core import (
     Array,
     ArrayLike,
     add_repr,
+    at_index,
     check_count,
     check_record,
     describe,
@@ -176,7 +177,7 @@ def prediction_of(
     prediction = Prediction(
         predictors.mean, predictor_covariance(q, predictors.jacobian)
     )
-    return jax.tree.map(lambda leaf: leaf[0], prediction) if is_one else prediction
+    return at_index(prediction, 0) if is_one else prediction
 
 
 def probabilities_of(

@@ -15,6 +15,7 @@ from numpyro_tempered.core import (
     Array,
     ArrayLike,
     PyTree,
+    Shape,
     check_known,
     describe,
     share_trace,
@@ -64,7 +65,7 @@ class Parts(NamedTuple):
 
     rule: Rule
     expectation: Expectation
-    inputs: tuple[int, ...]
+    inputs: Shape
     predictors: Callable[[], PredictorsOf]
     wrap: Callable[[OnlineState, Array | None], PyTree]
     labels: tuple[float, ...] = (-1.0, 1.0)

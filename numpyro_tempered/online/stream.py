@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core import Array, first_row, share_trace
+from numpyro_tempered.core import Array, at_index, first_row, share_trace
 from numpyro_tempered.gaussian.expectations.base import (
     Evaluation,
     Expectation,
@@ -280,7 +280,7 @@ def single(
     # The barrier keeps the compiler from seeing that both rows are one.
     data, mask = jax.lax.optimization_barrier(twice)
     state, losses = loop(one_round, state, Rounds(data, mask, rounds.number), rng_key)
-    return state, jax.tree.map(lambda leaf: leaf[0], losses)
+    return state, at_index(losses, 0)
 
 
 _loop, _single = (jax.jit(f, static_argnums=0) for f in (loop, single))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_tempered.core import ArrayLike
+from numpyro_tempered.core import ArrayLike, doubles
 from numpyro_tempered.plots.axes import Axes, one_axes
 from numpyro_tempered.report.arviz import group, group_names
 
@@ -79,7 +79,7 @@ def plot_regret(
 
 def _running_average(losses: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Rounds, and the average loss of the finite ones so far."""
-    values = np.asarray(losses, dtype=np.float64)
+    values = doubles(losses)
     finite = np.isfinite(values)
     average = np.cumsum(np.where(finite, values, 0.0)) / np.maximum(
         np.cumsum(finite), 1

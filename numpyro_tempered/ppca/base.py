@@ -15,6 +15,7 @@ from numpyro_tempered.core import (
     Scalar,
     as_array,
     checks,
+    doubles,
     to_host,
     warn_caller,
 )
@@ -202,7 +203,7 @@ def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
 
 def in_double(record: T) -> T:
     """A NamedTuple of arrays in float64 on the host."""
-    return jax.tree.map(lambda part: np.asarray(part, np.float64), record)
+    return jax.tree.map(lambda part: doubles(part), record)
 
 
 def as_rows(values: np.ndarray, origin: np.ndarray, dtype: np.dtype | None) -> Rows:

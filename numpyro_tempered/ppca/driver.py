@@ -18,6 +18,7 @@ from numpyro_tempered.core import (
     begin,
     check_count,
     check_number,
+    doubles,
     key_first,
     names_of,
     warn_caller,
@@ -142,7 +143,7 @@ def fit_each(
     )
     origin = np.nanmean(values, axis=0)
     centred = prior._replace(
-        mean=np.broadcast_to(np.asarray(prior.mean, np.float64), origin.shape) - origin
+        mean=np.broadcast_to(doubles(prior.mean), origin.shape) - origin
     )
     base.warn_of_scale(values, centred)
     base.warn_of_columns(values)
@@ -237,9 +238,7 @@ def make_starts(
         else:
             # Half of the variance to the factors, half to the noise.
             shape = (x.shape[1], k)
-            normal = np.asarray(
-                jax.random.normal(jax.random.fold_in(rng_key, i), shape), np.float64
-            )
+            normal = doubles(jax.random.normal(jax.random.fold_in(rng_key, i), shape))
             loadings = np.sqrt(0.5 * total / max(k, 1)) * normal
             starts.append(
                 Start(loadings, np.zeros(x.shape[1]), 2.0 / total, np.ones(k))
@@ -281,7 +280,7 @@ def from_fit(init: PPCAFit, axes: Start, rows: Rows, origin: Numbers) -> Start:
         raise ValueError(
             f"init has {init.origin.size} columns, x has {origin.size}: warm starts need the same."
         )
-    loadings, k = np.asarray(init.loadings, np.float64), axes.loadings.shape[1]
+    loadings, k = doubles(init.loadings), axes.loadings.shape[1]
     deviation = np.sqrt(np.sum(rows.x**2) / rows.num_observed)
     expected = np.sqrt(np.sum(loadings**2) / len(loadings) + init.noise_variance)
     if deviation > 0.0 and not 0.1 <= expected / deviation <= 10.0:
@@ -313,7 +312,7 @@ def _finish(
 ) -> PPCAFit:
     """The best start as a fit with k factors."""
     dtype, offset = ascent.objective.dtype, constant(target, k)
-    ends = np.asarray(ascent.objective, np.float64) + offset
+    ends = doubles(ascent.objective) + offset
     if not np.all(np.isfinite(ends)):
         raise ValueError(
             f"the ELBO of a start is {ends[~np.isfinite(ends)][0]}: the data or the prior exceed the range of "
@@ -347,7 +346,7 @@ def _finish(
         prior=prior,
         alpha=float(target.alpha),
         objective=elbo(wide, update_scores(wide, target.rows, np), target),
-        trace=np.asarray(ascent.trace[:num_iter, best], np.float64) + offset,
+        trace=doubles(ascent.trace[:num_iter, best]) + offset,
         num_iter=num_iter,
         converged=bool(ascent.converged[best]),
         restart_elbos=ends,

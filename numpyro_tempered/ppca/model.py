@@ -13,13 +13,16 @@ from numpyro.distributions import constraints
 from numpyro_tempered.core import (
     Array,
     ArrayLike,
+    Columns,
     Guide,
     Model,
     Params,
+    Shape,
     add_repr,
     check_count,
     check_names,
     double_precision,
+    doubles,
     key_first,
     result,
     run_program,
@@ -136,7 +139,7 @@ class Row(dist.Distribution):
         # NaN is outside of every support.
         super().__init__((num_rows,), jnp.shape(draw.mean), validate_args=False)
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Complete rows."""
         z_key, noise_key = jax.random.split(key)
         shape, loadings = (*sample_shape, *self.batch_shape), self.draw.loadings
@@ -253,7 +256,7 @@ class PPCAFit(NamedTuple):
     @property
     def location(self) -> np.ndarray:
         """Posterior mean of m in units of the data, float64, shape ``(d,)``."""
-        return self.origin + np.asarray(self.posterior.loc, np.float64)[:, -1]
+        return self.origin + doubles(self.posterior.loc)[:, -1]
 
     @property
     def noise_variance(self) -> float:
@@ -273,12 +276,12 @@ class PPCAFit(NamedTuple):
         return result.Evidence(num_iter=self.num_iter, restart_elbos=ends)
 
     @property
-    def mean(self) -> dict[str, np.ndarray]:
+    def mean(self) -> Columns:
         """Posterior means of ``mean``, ``loadings`` and the precisions, exact for the fitted q."""
         return {name: mean for name, (mean, _) in self._moments().items()}
 
     @property
-    def sd(self) -> dict[str, np.ndarray]:
+    def sd(self) -> Columns:
         """Posterior standard deviations of the same."""
         return {name: sd for name, (_, sd) in self._moments().items()}
 
@@ -313,9 +316,7 @@ class PPCAFit(NamedTuple):
             draws["loading_precision"] = gammas * q.loading_precision / self.ard_shape
         return draws
 
-    def sample_posterior(
-        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
-    ) -> Params:
+    def sample_posterior(self, rng_key: Array, sample_shape: Shape = ()) -> Params:
         """Draws by site, ``(*sample_shape, ...)`` each."""
         return self._fit.sample_posterior(rng_key, sample_shape)
 
@@ -394,7 +395,7 @@ class PPCAFit(NamedTuple):
 
 def _of_gamma(mean: ArrayLike, shape: float) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of a Gamma variable."""
-    return np.asarray(mean, np.float64), np.asarray(mean, np.float64) / np.sqrt(shape)
+    return doubles(mean), doubles(mean) / np.sqrt(shape)
 
 
 def _model_of(fit: PPCAFit, *, missing: bool) -> Model:

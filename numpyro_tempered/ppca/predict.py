@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, ArrayLike, check_count, key_first
+from numpyro_tempered.core import Array, ArrayLike, check_count, doubles, key_first
 from numpyro_tempered.ppca.base import Posterior, Rows, Scores, as_rows
 from numpyro_tempered.ppca.bound import with_one
 from numpyro_tempered.ppca.model import (
@@ -109,8 +109,8 @@ def impute(fit: PPCAFit, x: ArrayLike) -> Imputed:
     excess = max(fit.noise_shape - 1.0, 0.0)
     noise = fit.noise_variance * fit.noise_shape / excess if excess else np.inf
     missing = np.isnan(values)
-    filled = fit.origin + np.asarray(mean, np.float64)
-    scale = np.sqrt(np.asarray(spread, np.float64) + noise)
+    filled = fit.origin + doubles(mean)
+    scale = np.sqrt(doubles(spread) + noise)
     return Imputed(np.where(missing, filled, values), np.where(missing, scale, 0.0))
 
 
@@ -136,7 +136,7 @@ def reconstruct(fit: PPCAFit, x: ArrayLike) -> np.ndarray:
         [[1. 1. 1.]]
     """
     mean, _ = _predict(*_prepare(fit, x))
-    return fit.origin + np.asarray(mean, np.float64)
+    return fit.origin + doubles(mean)
 
 
 @jax.jit
@@ -183,7 +183,7 @@ def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
     noise = jax.random.normal(noise_key, draws.mean.shape, draws.mean.dtype)
     signal = draws.mean + jnp.einsum("sjk,sk->sj", draws.loadings, z)
     x = signal + noise / jnp.sqrt(draws.noise_precision)[:, None]
-    return fit.origin + np.asarray(x, np.float64)
+    return fit.origin + doubles(x)
 
 
 @key_first

@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_tempered.core import Array, add_repr, check_options, describe, key_first
+from numpyro_tempered.core import (
+    Array,
+    add_repr,
+    check_options,
+    describe,
+    doubles,
+    key_first,
+)
 from numpyro_tempered.ppca.driver import Options, fit_each
 from numpyro_tempered.ppca.model import PPCAFit, check_fit
 from numpyro_tempered.report.arviz import assemble, dataset, versions
@@ -166,9 +173,7 @@ def principal_axes(fit: PPCAFit) -> Axes:
         [0.6 0.6 0.6]
     """
     check_fit(fit)
-    directions, sizes, _ = np.linalg.svd(
-        np.asarray(fit.loadings, np.float64), full_matrices=False
-    )
+    directions, sizes, _ = np.linalg.svd(doubles(fit.loadings), full_matrices=False)
     if fit.num_factors:
         largest = np.take_along_axis(
             directions, np.argmax(np.abs(directions), axis=0)[None, :], axis=0

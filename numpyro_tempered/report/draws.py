@@ -19,9 +19,11 @@ from numpyro_tempered.core import (
     Evidence,
     Model,
     Params,
+    Shape,
     add_repr,
     automatic_mesh,
     compiled_map,
+    doubles,
     refuse_data,
     summarise_observed,
 )
@@ -76,7 +78,7 @@ class SampledPosterior(NamedTuple):
     @property
     def converged(self) -> bool | None:
         """Whether the largest split R-hat of the latents is at most 1.1; None of fewer than 4 draws."""
-        values = [np.asarray(v, np.float64) for v in self._latents().values()]
+        values = [doubles(v) for v in self._latents().values()]
         if not values or values[0].shape[1] < 4:
             return None
         with np.errstate(all="ignore"):
@@ -104,9 +106,7 @@ class SampledPosterior(NamedTuple):
         names = self.target.latents
         return {k: jnp.asarray(v) for k, v in self.samples.items() if k in names}
 
-    def sample_posterior(
-        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
-    ) -> Params:
+    def sample_posterior(self, rng_key: Array, sample_shape: Shape = ()) -> Params:
         """Some of the draws of the latents, with replacement."""
         draws = jax.tree.map(jnp.concatenate, self._latents())
         size = len(next(iter(draws.values())))
@@ -297,7 +297,7 @@ def evaluate_draws(
     latents: Mapping[str, Array],
     log_lik: bool,
     derived: Collection[str],
-) -> tuple[dict[str, Array], dict[str, Array]]:
+) -> tuple[Params, Params]:
     """Log-likelihoods and deterministic sites at draws of the latents, both by site, with one row for each draw.
 
     Args:
@@ -308,7 +308,7 @@ def evaluate_draws(
         derived: Names of the deterministic sites to evaluate.
     """
 
-    def one(values: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    def one(values: Params) -> tuple[Params, Params]:
         with as_densities():
             trace = target.trace_at(values)
         sites = observed_sites(trace) if log_lik else {}
@@ -319,7 +319,7 @@ def evaluate_draws(
 
 
 def plate_dims(
-    trace: Trace, shapes: Mapping[str, tuple[int, ...]], dims: Dims
+    trace: Trace, shapes: Mapping[str, Shape], dims: Dims
 ) -> dict[str, list[str]]:
     """Names of the dimensions of sites: those of their plates, and those in ``infer={"event_dims": ...}``.
 
@@ -401,12 +401,12 @@ def _first_key(state: object) -> Array | None:
     return jnp.reshape(key, (-1, key.shape[-1]))[0]
 
 
-def one_chain(samples: Mapping[str, ArrayLike]) -> dict[str, Array]:
+def one_chain(samples: Mapping[str, ArrayLike]) -> Params:
     """Draws ``(draw, ...)`` as ``(chain, draw, ...)``."""
     return {name: jnp.asarray(value)[None] for name, value in samples.items()}
 
 
-def plain_params(params: Mapping[str, object]) -> dict[str, Array]:
+def plain_params(params: Mapping[str, object]) -> Params:
     """Array-valued parameters; a neural module's tree is flattened by its path."""
     flat = {}
     for name, value in params.items():

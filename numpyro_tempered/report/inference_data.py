@@ -10,7 +10,9 @@ import numpy as np
 from numpyro_tempered.core import (
     Array,
     ArrayLike,
+    Columns,
     Description,
+    Params,
     axis_labels,
     column_labels,
     runs_models,
@@ -174,12 +176,12 @@ class _Run(NamedTuple):
     description: Description
 
     @property
-    def latents(self) -> dict[str, Array]:
+    def latents(self) -> Params:
         """The draws of the latents, in one axis."""
         names = {} if self.target is None else self.target.latents
         return {k: jnp.concatenate(v) for k, v in self.samples.items() if k in names}
 
-    def by_chain(self, values: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    def by_chain(self, values: Mapping[str, Array]) -> Columns:
         """Values of each draw, in two axes."""
         sizes = next(iter(self.samples.values())).shape[:2]
         return {

@@ -11,7 +11,9 @@ from numpyro_tempered.core import (
     ArrayLike,
     DataSummary,
     Posterior,
+    Shape,
     TemperedELBO,
+    doubles,
     fit_attrs,
     runs_models,
     to_host,
@@ -169,7 +171,7 @@ def compare(
                 f"certificates need one alpha in (0, 1) for all data, got {alpha}: fit with one, or omit log_p0."
             )
         counts: set[int | None] = set()
-        shapes: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, Shape] = {}
         for name, fit in fits.items():
             trace = bind(fit, data_of[name]).target.trace
             observed = summaries[name].observed
@@ -351,10 +353,7 @@ def _agree(
     if one.observed is None or two.observed is None:
         common = sorted(set(one.numbers) & set(two.numbers))
         for key in common:
-            left, right = (
-                np.asarray(one.numbers[key], np.float64),
-                np.asarray(two.numbers[key], np.float64),
-            )
+            left, right = (doubles(one.numbers[key]), doubles(two.numbers[key]))
             # In the precision of either, and whatever the order of its sums.
             scale = 1e-4 * np.max(np.abs(left), initial=1e-30)
             if left.shape != right.shape or not np.allclose(

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
+from numpyro_tempered.core import Columns, doubles
+
 
 class Integral(NamedTuple):
     """An integral from the start of a grid to each of its points, by draws of the integrand.
@@ -123,9 +125,7 @@ def stepping_stones(
     return top + np.log(average), np.asarray(variance)
 
 
-def log_evidence(
-    grid: np.ndarray, log_lik: np.ndarray, exact_prior: bool
-) -> dict[str, np.ndarray]:
+def log_evidence(grid: np.ndarray, log_lik: np.ndarray, exact_prior: bool) -> Columns:
     """The columns of log Z: by integration, its bracket, and by stepping stones.
 
     The integral takes its first interval, from 0, by a stepping stone: E_0[log L] can be minus infinity where
@@ -168,7 +168,7 @@ def largest_r_hat(arrays: list[np.ndarray]) -> np.ndarray:
     """
     largest = []
     for array in arrays:
-        flat = np.reshape(np.asarray(array, dtype=np.float64), (*array.shape[:3], -1))
+        flat = np.reshape(doubles(array), (*array.shape[:3], -1))
         with np.errstate(all="ignore"):
             r_hat = split_gelman_rubin(flat)
         largest.append(np.where(np.isfinite(r_hat), r_hat, 1.0))
@@ -177,7 +177,7 @@ def largest_r_hat(arrays: list[np.ndarray]) -> np.ndarray:
 
 def svi_columns(
     grid: np.ndarray, log_lik: np.ndarray, log_ratio: np.ndarray
-) -> dict[str, np.ndarray]:
+) -> Columns:
     """The table of a path from independent draws of log L and of log prior - log q, ``(1, draw, alpha)``."""
 
     def se(draws: np.ndarray, k: int) -> float:
@@ -208,11 +208,8 @@ def svi_columns(
 
 
 def mcmc_columns(
-    grid: np.ndarray,
-    values: dict[str, np.ndarray],
-    stats: dict[str, np.ndarray],
-    exact_prior: bool,
-) -> dict[str, np.ndarray]:
+    grid: np.ndarray, values: Columns, stats: Columns, exact_prior: bool
+) -> Columns:
     """The table of a path from draws by MCMC, axes ``(chain, draw, alpha, ...)``."""
     log_lik = stats["log_lik"]
     ess, se = np.transpose(

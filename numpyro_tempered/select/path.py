@@ -14,12 +14,14 @@ from numpyro_tempered.core import (
     CLOCK,
     Array,
     ArrayLike,
+    Columns,
     Guide,
     Model,
     Params,
     ProgressBar,
     advise_cache,
     check_count,
+    doubles,
     map_batches,
     progress_bars,
     progress_within,
@@ -60,8 +62,6 @@ from numpyro_tempered.select.evidence import check_finite, mcmc_columns, svi_col
 
 DEFAULT_GRID = np.linspace(0.0, 1.0, 21) ** 5
 
-Arrays = dict[str, np.ndarray]
-
 
 class _Path(NamedTuple):
     """The posteriors along a path; axes ``(chain, draw, alpha, ...)``, or ``(alpha, ...)``.
@@ -73,10 +73,10 @@ class _Path(NamedTuple):
         variational: Losses ``(alpha, step)`` of SVI; empty for MCMC.
     """
 
-    columns: Arrays
-    values: Arrays
-    stats: Arrays
-    variational: Arrays
+    columns: Columns
+    values: Columns
+    stats: Columns
+    variational: Columns
 
 
 @runs_models
@@ -244,9 +244,9 @@ def _fit(
     )
     fitted = fitter.fit(fit_key, inputs)
 
-    def draws(keys: Array, params: Params) -> tuple[dict[str, Array], Array, Array]:
-        def one(part: tuple[Array, Params]) -> tuple[dict[str, Array], Array, Array]:
-            def of_key(key: Array) -> tuple[dict[str, Array], Array, Array]:
+    def draws(keys: Array, params: Params) -> tuple[Params, Array, Array]:
+        def one(part: tuple[Array, Params]) -> tuple[Params, Array, Array]:
+            def of_key(key: Array) -> tuple[Params, Array, Array]:
                 values, log_q = draw(key, data, guide, part[1])
                 log_prior = log_density(
                     temper(data.seeded, 0.0), data.args, data.kwargs, values
@@ -275,9 +275,7 @@ def _fit(
         )
     # From (alpha, draw, ...) to (chain, draw, alpha, ...).
     values = {name: np.swapaxes(value, 0, 1)[None] for name, value in values.items()}
-    log_lik, log_ratio = (
-        np.asarray(part, np.float64).T[None] for part in (log_lik, log_ratio)
-    )
+    log_lik, log_ratio = (doubles(part).T[None] for part in (log_lik, log_ratio))
     check_finite(grid, log_lik, at_zero=False)
     columns = svi_columns(grid, log_lik, log_ratio)
     return _Path(columns, values, {"log_lik": log_lik}, {"loss": fitted.losses})
@@ -343,7 +341,7 @@ def _sample(
     return _Path(columns, values, stats, {})
 
 
-def _last_possible(values: dict[str, Array], log_lik: Array) -> dict[str, Array]:
+def _last_possible(values: Params, log_lik: Array) -> Params:
     """The last draw of each chain whose likelihood is not 0; the last of all where there is none."""
     possible = np.isfinite(log_lik)
     last = np.where(

@@ -13,6 +13,7 @@ from numpyro_tempered.core import (
     ArrayLike,
     Params,
     check_count,
+    doubles,
     jacobian,
     key_first,
     map_batches,
@@ -335,8 +336,7 @@ def sandwich(
     units = check_units(rows, len(centre), int(parts.estimate.lags))
     covariance, inverse = _covariances(parts, rows.rows.dependence.num_data)
     check_centre(
-        np.asarray(parts.root @ parts.estimate.minimum.point, np.float64),
-        np.sqrt(np.diag(inverse)),
+        doubles(parts.root @ parts.estimate.minimum.point), np.sqrt(np.diag(inverse))
     )
     otherwise = "The sandwich takes the rows for independent, and is too small where they are not."
     warn_of_dependence(rows.rows, np.asarray(parts.influence), otherwise=otherwise)
@@ -345,10 +345,10 @@ def sandwich(
         q, target.coordinates, _draws(draw_key, q, target, num_draws)
     )
     slopes, prior, power, power_se = (
-        np.asarray(part, np.float64)
+        doubles(part)
         for part in (parts.slopes, parts.prior_curvature, parts.power, parts.power_se)
     )
-    hessian = np.asarray(parts.estimate.minimum.hessian, np.float64)
+    hessian = doubles(parts.estimate.minimum.hessian)
     inner = np.linalg.solve(hessian, np.eye(len(centre)))
     curvature_sd = np.sqrt(np.sum(slopes @ inner * slopes, axis=1))
     share = prior_share(slopes, inner, prior)
@@ -358,7 +358,7 @@ def sandwich(
     of_guide, by_curvature, by_sandwich = (
         np.sqrt(np.diag(cov)) for cov in (gaussian.cov, inverse, covariance)
     )
-    share = prior_share(np.asarray(parts.root, np.float64), inner, prior)
+    share = prior_share(doubles(parts.root), inner, prior)
     coordinates = columns_of(centre, of_guide, by_curvature, by_sandwich, share)
     if decided := [
         name
@@ -413,9 +413,7 @@ def _moments_of_fit(
             lambda draw: (target.flatten(draw), ravel_pytree(draw)[0]), values, BATCH
         )
 
-    flat, numbers = (
-        np.asarray(part, np.float64) for part in run_program(flatten, values)
-    )
+    flat, numbers = map(doubles, run_program(flatten, values))
     moments = moments_of(gaussian, target.coordinates, numbers)
     if gaussian is None:
         gaussian = LocationScale(flat.mean(axis=0), np.atleast_2d(np.cov(flat.T)))
@@ -468,9 +466,7 @@ def _compute(rows: FittedRows, target: Target, centre: np.ndarray) -> Parts:
         )
 
     start = jnp.asarray(centre, jnp.result_type(float))
-    at_centre = np.asarray(
-        run_differentiated(hessian, start, instead=instead), np.float64
-    )
+    at_centre = doubles(run_differentiated(hessian, start, instead=instead))
     root = jnp.asarray(_root(at_centre, float(jnp.finfo(start.dtype).eps)), start.dtype)
     return jax.device_get(run_differentiated(compute, start, root, instead=instead))
 
@@ -494,7 +490,7 @@ def _root(hessian: np.ndarray, eps: float) -> np.ndarray:
 def _covariances(parts: Parts, num_data: int) -> tuple[np.ndarray, np.ndarray]:
     """The sandwich covariance and the inverse of the Hessian, ``(d, d)`` each, in double precision."""
     hessian, variance, root = (
-        np.asarray(part, np.float64)
+        doubles(part)
         for part in (
             parts.estimate.minimum.hessian,
             parts.estimate.variance,
@@ -512,7 +508,7 @@ def _draws(
     """Numbers at draws of a Gaussian whose covariance may be singular, ``(num_draws, K)``."""
     values, axes = np.linalg.eigh(q.cov)
     root = axes * np.sqrt(np.maximum(values, 0.0))
-    noise = np.asarray(jax.random.normal(rng_key, (num_draws, len(q.loc))), np.float64)
+    noise = doubles(jax.random.normal(rng_key, (num_draws, len(q.loc))))
     z = jnp.asarray(q.loc + noise @ root.T, jnp.result_type(float))
     numbers = run_program(
         lambda z: map_batches(
@@ -520,4 +516,4 @@ def _draws(
         ),
         z,
     )
-    return np.asarray(numbers, np.float64)
+    return doubles(numbers)

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core import add_repr, number_names
+from numpyro_tempered.core import Columns, add_repr, number_names
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import ArviZData, assemble, dataset, versions
 from numpyro_tempered.select.alpha.coverage_report import list_names
@@ -53,7 +53,7 @@ def columns_of(
     curvature_sd: np.ndarray,
     sandwich_sd: np.ndarray,
     share: np.ndarray,
-) -> dict[str, np.ndarray]:
+) -> Columns:
     """The columns of a table; constants, such as the zeros of a triangular matrix, have no ratio."""
     return {
         "mean": mean,

@@ -13,6 +13,7 @@ from numpyro_tempered.core import (
     Ascent,
     Iterate,
     advance,
+    at_index,
     begin,
     check_count,
     check_number,
@@ -259,11 +260,7 @@ def best_of(ascents: Ascent[T], starts: Start) -> Best[T]:
     best = jnp.argmax(
         jnp.where(jnp.isnan(ascents.objective), -jnp.inf, ascents.objective)
     )
-    return Best(
-        jax.tree.map(lambda leaf: leaf[best], ascents),
-        starts.order[best],
-        ascents.objective,
-    )
+    return Best(at_index(ascents, best), starts.order[best], ascents.objective)
 
 
 def outcome(

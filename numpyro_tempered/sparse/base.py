@@ -15,6 +15,7 @@ from numpyro_tempered.core import (
     Guide,
     Numbers,
     Params,
+    Shape,
     add_repr,
     as_array,
     automatic_mesh,
@@ -161,9 +162,7 @@ class RegressionFit(NamedTuple):
         """Draws by site, ``(num_samples, ...)`` each."""
         return draw_factors(rng_key, self.factors(), num_samples)
 
-    def sample_posterior(
-        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
-    ) -> Params:
+    def sample_posterior(self, rng_key: Array, sample_shape: Shape = ()) -> Params:
         """Draws by site, ``(*sample_shape, ...)`` each; the intercept is that at ``centre``."""
         return self._fit.sample_posterior(rng_key, sample_shape)
 
@@ -278,9 +277,7 @@ def selected(fit: RegressionFit, threshold: float = 0.5) -> np.ndarray:
     return order[probs[order] > threshold]
 
 
-def draw_factors(
-    rng_key: Array, factors: Factors, num_samples: int
-) -> dict[str, Array]:
+def draw_factors(rng_key: Array, factors: Factors, num_samples: int) -> Params:
     """Draws by site: ``coef``, and ``intercept`` and ``noise_precision`` where the model has them."""
     q = factors.coefficients
     gate_key, slab_key, intercept_key = jax.random.split(rng_key, 3)

@@ -10,7 +10,9 @@ import numpy as np
 from numpyro_tempered.core import (
     Array,
     Description,
+    Params,
     PyTree,
+    Shape,
     add_repr,
     check_count,
     check_number,
@@ -94,9 +96,7 @@ class Result(NamedTuple):
         """None: the density that was fitted is not held."""
         return None
 
-    def sample_posterior(
-        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
-    ) -> dict[str, Array]:
+    def sample_posterior(self, rng_key: Array, sample_shape: Shape = ()) -> Params:
         """Draws of q, ``theta``."""
         size = int(np.prod(sample_shape, dtype=int))
         theta = draw(rng_key, self.posterior, size)

@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, check_choice, check_count, check_number, matmul
+from numpyro_tempered.core import (
+    Array,
+    Shape,
+    check_choice,
+    check_count,
+    check_number,
+    matmul,
+)
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.base import as_rows, linear
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
@@ -153,7 +160,7 @@ def _independent(
     )
 
 
-def _draw_sizes(rng_key: Array, df: float | None, shape: tuple[int, ...]) -> Array:
+def _draw_sizes(rng_key: Array, df: float | None, shape: Shape) -> Array:
     """Draws of c²."""
     if df is None:
         return jax.random.exponential(rng_key, shape)

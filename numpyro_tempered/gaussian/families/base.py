@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core import Array, ArrayLike, Scalar, matmul
+from numpyro_tempered.core import Array, ArrayLike, Params, Scalar, Shape, matmul
 
 
 class Gaussian(Protocol):
@@ -19,7 +19,7 @@ class Gaussian(Protocol):
         """Means, shape ``(d,)``."""
 
     def _replace(self, *, loc: Array) -> Self: ...
-    def _asdict(self) -> dict[str, Array]: ...
+    def _asdict(self) -> Params: ...
 
 
 Q = TypeVar("Q", bound=Gaussian)
@@ -121,16 +121,14 @@ def carry(grad_loc: Array, grad_var: Curvature, shift: Array) -> Array:
 class Sample(Protocol[Q_contra]):
     """How a family draws."""
 
-    def __call__(
-        self, rng_key: Array, q: Q_contra, sample_shape: tuple[int, ...] = ...
-    ) -> Array:
+    def __call__(self, rng_key: Array, q: Q_contra, sample_shape: Shape = ...) -> Array:
         """Draws of shape ``sample_shape + (d,)``."""
 
 
 def sampler(color: Callable[[Q, Array], Array]) -> Sample[Q]:
     """Draws of a family from ``color``: noise ``(..., d)`` of unit covariance times a root of the covariance."""
 
-    def sample(rng_key: Array, q: Q, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(rng_key: Array, q: Q, sample_shape: Shape = ()) -> Array:
         noise = jax.random.normal(rng_key, sample_shape + q.loc.shape, q.loc.dtype)
         return q.loc[(None,) * len(sample_shape)] + color(q, noise)
 

@@ -15,6 +15,7 @@ from numpyro_tempered.core import (
     Array,
     CompensatedSum,
     Scalar,
+    Shape,
     check_numbers,
     is_traced,
     matmul,
@@ -70,7 +71,7 @@ class FullRank(NamedTuple):
         """The log-density at ``theta``, ``(..., d)``; gives ``(...)``."""
         return base.log_density(self.loc, self.factor, theta)
 
-    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, rng_key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + (d,)``."""
         return sample(rng_key, self, sample_shape)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core import Array, add_repr, matmul
+from numpyro_tempered.core import Array, Shape, add_repr, matmul
 from numpyro_tempered.gaussian.families.base import (
     Gaussian,
     as_floating,
@@ -62,7 +62,7 @@ class GaussianMixture(NamedTuple):
         """The log-density at ``theta``, ``(..., d)``; gives ``(...)``."""
         return jax.nn.logsumexp(self.logits + component_log_prob(self, theta), axis=-1)
 
-    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, rng_key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + (d,)``."""
         which_key, noise_key = jax.random.split(rng_key)
         which = jax.random.categorical(which_key, self.logits, shape=sample_shape)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core import Array, CompensatedSum, check_numbers, matmul
+from numpyro_tempered.core import Array, CompensatedSum, Shape, check_numbers, matmul
 from numpyro_tempered.gaussian.families import base, rank_updates
 
 
@@ -58,7 +58,7 @@ class LowRank(NamedTuple):
         """The log-density at ``theta``, ``(..., d)``; gives ``(...)``."""
         return log_density(self, theta)
 
-    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, rng_key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + (d,)``."""
         return sample(rng_key, self, sample_shape)
 

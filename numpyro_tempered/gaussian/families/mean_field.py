@@ -19,6 +19,7 @@ from numpyro_tempered.core import (
     ArrayLike,
     CompensatedSum,
     Scalar,
+    Shape,
     check_numbers,
     matmul,
 )
@@ -72,7 +73,7 @@ class MeanField(NamedTuple):
         """The log-density at ``theta``, ``(..., d)``; gives ``(...)``."""
         return log_density(self.loc, self.scale, theta)
 
-    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, rng_key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + (d,)``."""
         return sample(rng_key, self, sample_shape)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from numpyro_tempered.core import Array
+from numpyro_tempered.core import Array, Shape
 
 
 class SpikeSlab(NamedTuple):
@@ -56,7 +56,7 @@ class SpikeSlab(NamedTuple):
         """The log-density at ``theta``, ``(..., d)``, over point masses at 0 plus Lebesgue measure; ``(...)``."""
         return jnp.sum(log_density(self, theta), axis=-1)
 
-    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, rng_key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + (d,)``."""
         gate_key, slab_key = jax.random.split(rng_key)
         return draw(self, gate_key, slab_key, sample_shape + self.loc.shape)
@@ -75,9 +75,7 @@ def log_density(q: SpikeSlab, theta: Array) -> Array:
     )
 
 
-def draw(
-    q: SpikeSlab, gate_key: Array, slab_key: Array, shape: tuple[int, ...]
-) -> Array:
+def draw(q: SpikeSlab, gate_key: Array, slab_key: Array, shape: Shape) -> Array:
     """Draws, of gates and of slabs."""
     slab = q.loc + q.scale * jax.random.normal(slab_key, shape, q.loc.dtype)
     # A uniform draw is below 1: a coordinate of probability 1 is always in.

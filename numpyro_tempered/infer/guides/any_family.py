@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 
-from numpyro_tempered.core import Array, ArrayLike, Model, Params, check_count
+from numpyro_tempered.core import Array, ArrayLike, Model, Params, Shape, check_count
 from numpyro_tempered.gaussian.families import LowRank, family_of, low_rank
 from numpyro_tempered.gaussian.families.base import square_root
 from numpyro_tempered.infer.guides.online import StartsAtPrior
@@ -209,7 +209,7 @@ class LowRankPrecisionNormal(dist.Distribution):
     def _q(self) -> LowRank:
         return LowRank(self.loc, self.precision_diag, self.precision_factor)
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws, shape ``sample_shape + (d,)``."""
         return self._q.sample(key, sample_shape)
 

@@ -9,7 +9,7 @@ from jax.scipy.special import betainc, gammaln, ndtri
 from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
-from numpyro_tempered.core import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, Shape
 
 # From here on Stirling's series has all digits of double precision.
 _LARGE = 12.0
@@ -32,7 +32,7 @@ class StudentT(dist.StudentT):
         -0.955
     """
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array | None, sample_shape: Shape = ()) -> Array:
         """Draws, shape ``sample_shape + batch_shape``."""
         if key is None or not is_prng_key(key):
             raise TypeError(f"a draw needs a key of jax.random, got {key!r}.")

@@ -5,7 +5,15 @@ import itertools
 import jax
 import numpy as np
 
-from numpyro_tempered.core import Array, ArrayLike, check_count, check_number, key_first
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Shape,
+    check_count,
+    check_number,
+    doubles,
+    key_first,
+)
 
 # Candidates that repeat what is taken, by the share of their variance that is new.
 _NEW = 1e-4
@@ -24,7 +32,7 @@ def start_relu_network(
     rng_key: Array,
     x: ArrayLike,
     y: ArrayLike,
-    widths: tuple[int, ...] = (16,),
+    widths: Shape = (16,),
     *,
     num_candidates: int = 600,
     penalty: float = 0.0,
@@ -72,7 +80,7 @@ def start_relu_network(
         >>> print(weights.shape, bool(np.std(fit[:, 0] - np.abs(x[:, 0] - 0.3)) < 0.01))
         (1, 8) True
     """
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    x, y = doubles(x), doubles(y)
     if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):
         raise ValueError(
             f"x must be of shape (n, d) and y (n,), got {x.shape} and {y.shape}."

@@ -15,7 +15,15 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import Messenger, mutable
 
-from numpyro_tempered.core import Array, ArrayLike, Model, Params, Scalar, check_number
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Model,
+    Params,
+    Scalar,
+    Shape,
+    check_number,
+)
 from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.likelihood import is_masked
 from numpyro_tempered.infer.distributions import SpikeAndSlab
@@ -229,7 +237,7 @@ class AutoSpikeAndSlab(AutoNormal):
         rng_key: Array,
         params: Params,
         *args: Any,
-        sample_shape: tuple[int, ...] = (),
+        sample_shape: Shape = (),
         **kwargs: Any,
     ) -> Params:
         """Draws with exact gates, whatever the temperature, of shape ``sample_shape`` plus the site's."""

@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from numpyro_tempered.core import Array, ArrayLike, check_count, key_first
+from numpyro_tempered.core import Array, ArrayLike, check_count, doubles, key_first
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import History
 from numpyro_tempered.mixtures.components.base import (
@@ -171,7 +171,7 @@ def _weights(model: VariationalMixture) -> tuple[Array, Concentration]:
 
 def _host(values: ArrayLike) -> Array:
     """Values on the host, in double precision."""
-    return np.asarray(values, np.float64)  # type: ignore[return-value]
+    return doubles(values)  # type: ignore[return-value]
 
 
 def _columns(values: Array, dim: int) -> Array:

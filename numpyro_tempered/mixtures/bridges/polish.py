@@ -8,7 +8,15 @@ from numpyro.distributions import constraints
 from numpyro.infer import Predictive, TraceMeanField_ELBO
 from numpyro.optim import Adam
 
-from numpyro_tempered.core import Array, ArrayLike, Guide, Model, check_count, key_first
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Guide,
+    Model,
+    Params,
+    check_count,
+    key_first,
+)
 from numpyro_tempered.infer.svi import TemperedFit, fit_svi
 from numpyro_tempered.mixtures.bridges.sites import mixture_guide, mixture_model
 from numpyro_tempered.mixtures.components.base import Component
@@ -101,7 +109,7 @@ def polish(
     )
 
 
-def adjustable_guide(fit: MixtureFit, spreads: dict[str, Array]) -> Guide:
+def adjustable_guide(fit: MixtureFit, spreads: Params) -> Guide:
     """The factors of a fit with arguments to optimise, which start at the fit.
 
     Args:
@@ -128,11 +136,7 @@ def adjustable_guide(fit: MixtureFit, spreads: dict[str, Array]) -> Guide:
 
 
 def _adjusted(
-    site: str,
-    argument: str,
-    fn: dist.Distribution,
-    value: Array,
-    spreads: dict[str, Array],
+    site: str, argument: str, fn: dist.Distribution, value: Array, spreads: Params
 ) -> Array:
     """An argument of a distribution, times or plus a parameter of the guide, by its constraint."""
     name, shape = f"{site}_{argument}", jnp.shape(value)
@@ -163,7 +167,7 @@ def _adjusted(
     return least + (value - least) * factor
 
 
-def _spreads(rng_key: Array, fit: MixtureFit) -> dict[str, Array]:
+def _spreads(rng_key: Array, fit: MixtureFit) -> Params:
     """The width of each entry of each site under the factors of a fit."""
     draws = jax.jit(
         Predictive(numpyro_guide(fit), num_samples=NUM_DRAWS, parallel=True)

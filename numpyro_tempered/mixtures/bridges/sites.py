@@ -18,6 +18,7 @@ from numpyro_tempered.core import (
     Guide,
     Model,
     Params,
+    Shape,
     as_array,
     automatic_mesh,
     is_traced,
@@ -192,7 +193,7 @@ class ObservedNormal(dist.Distribution):
             validate_args=False,
         )
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Complete rows."""
         return self.normal.expand(self.batch_shape).sample(key, sample_shape)
 
@@ -255,7 +256,7 @@ def _sampler(
 ) -> base.Sample:
     """``numpyro.sample`` of parameters, in the plate of the components where each has its own."""
 
-    def batch_shapes(size: int) -> dict[str, tuple[int, ...]]:
+    def batch_shapes(size: int) -> dict[str, Shape]:
         shapes = {}
 
         def record(name: str, fn: dist.Distribution) -> Array:

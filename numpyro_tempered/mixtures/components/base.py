@@ -14,12 +14,15 @@ import numpyro.distributions as dist
 from numpyro_tempered.core import (
     Array,
     ArrayLike,
+    Columns,
+    Shape,
     as_array,
     check_count,
     check_number,
     check_numbers,
     check_real,
     double_precision,
+    doubles,
     is_traced,
 )
 
@@ -56,7 +59,7 @@ class Location(NamedTuple):
     of: Callable[[Hyperparameters], Array]
     linear: Callable[[Array, Array], Array]
     sums: Callable[[Array, Array], Array]
-    columns: tuple[int, ...] | None = None
+    columns: Shape | None = None
     completed: Callable[[Array, Array, Array], Array] | None = None
 
 
@@ -198,14 +201,14 @@ def translate_on_host(component: Component, q: T, shift: np.ndarray | None) -> T
     if shift is None:
         return q
     leaves, tree = jax.tree.flatten(q)
-    values = [np.asarray(leaf, np.float64) for leaf in leaves]
+    values = [doubles(leaf) for leaf in leaves]
     ends = np.cumsum([1, *(leaf.size for leaf in values)])
     spans = list(zip(ends[:-1], ends[1:], values, strict=True))
     # Which entries move: the location of the numbers of all entries, with 0 for a column without one.
     numbers = [np.arange(a, b).reshape(leaf.shape) for a, b, leaf in spans]
     places = np.asarray(component.location.of(jax.tree.unflatten(tree, numbers)))  # type: ignore[union-attr]
     flat = np.concatenate([np.zeros(1), *(leaf.ravel() for leaf in values)])
-    flat[places] += np.broadcast_to(np.asarray(shift, np.float64), places.shape)
+    flat[places] += np.broadcast_to(doubles(shift), places.shape)
     pieces = [flat[a:b].reshape(leaf.shape) for a, b, leaf in spans]
     return jax.tree.unflatten(tree, pieces)
 
@@ -227,10 +230,7 @@ def change_of(component: Component, prior: Hyperparameters, shift: Array) -> Par
 
 
 def loc_of(
-    component: Component,
-    prior: Hyperparameters,
-    parameters: Parameters,
-    shape: tuple[int, ...],
+    component: Component, prior: Hyperparameters, parameters: Parameters, shape: Shape
 ) -> Array:
     """The location ``(K, d)`` of parameters: the transpose of :func:`change_of`."""
     _, transpose = jax.vjp(
@@ -245,14 +245,14 @@ def move_parameters(
     prior: Hyperparameters,
     parameters: Parameters,
     shift: np.ndarray | None,
-) -> dict[str, np.ndarray]:
+) -> Columns:
     """Parameters ``(..., K, ...)`` of data plus ``shift`` ``(K, d)``, on the host in double precision."""
     if shift is None:
         return {name: np.asarray(value) for name, value in parameters.items()}
     with double_precision():
         change = change_of(component, as_dtype(prior, jnp.float64), jnp.asarray(shift))
         return {
-            name: np.asarray(value, np.float64) + np.asarray(change[name])
+            name: doubles(value) + np.asarray(change[name])
             for name, value in parameters.items()
         }
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_tempered.core import Array, ArrayLike, check_count
+from numpyro_tempered.core import Array, ArrayLike, Shape, check_count
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.special import (
     digamma,
@@ -75,7 +75,7 @@ def categorical(
 
 
 @lru_cache(maxsize=64)
-def _categorical(levels: tuple[int, ...]) -> components.Component:
+def _categorical(levels: Shape) -> components.Component:
     name, dim, most = "categorical", len(levels), max(levels)
     # The column and the code of each statistic, as indices of one width whatever JAX's default is.
     column = np.repeat(np.arange(dim, dtype=np.int32), levels)

@@ -11,7 +11,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
-from numpyro_tempered.core import Array, ArrayLike, double_precision, key_first
+from numpyro_tempered.core import Array, ArrayLike, double_precision, doubles, key_first
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (
@@ -67,7 +67,7 @@ def check_component(
         >>> nt.mixtures.components.check_component(jax.random.key(0), component, [[0.0], [9.0], [1.0]])
     """
     rows = component.check(x)[:MAX_ROWS]
-    host = all_rows = np.asarray(rows, np.float64)
+    host = all_rows = doubles(rows)
     form = components.missing_form(component, rows)._replace(prior=None)
     completes = form.location is not None and form.location.completed is not None
     if completes:

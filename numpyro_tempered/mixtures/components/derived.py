@@ -9,7 +9,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core import Array, double_precision
+from numpyro_tempered.core import Array, double_precision, doubles
 from numpyro_tempered.mixtures.components.base import (
     Component,
     Hyperparameters,
@@ -147,7 +147,7 @@ def check_derivatives(component: Component, prior: Hyperparameters, rows: Rows) 
     """
     if component.coefficients is not None and component.coefficients_at is not None:
         return
-    some = np.asarray(rows[:NUM_CHECKED], np.float64)
+    some = doubles(rows[:NUM_CHECKED])
     with double_precision():
         pairs = jax.tree.map(
             np.asarray,

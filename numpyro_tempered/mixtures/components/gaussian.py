@@ -9,7 +9,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core import Array, ArrayLike, is_traced, matmul
+from numpyro_tempered.core import Array, ArrayLike, doubles, is_traced, matmul
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.gaussian_missing import with_missing_entries
@@ -146,7 +146,7 @@ def wishart_prior(
             f"{name}: {argument} has shape {matrix.shape}; expected {(dim, dim)}, ({dim},) or ()."
         )
     if not is_traced(matrix):
-        host = np.asarray(matrix, np.float64)
+        host = doubles(matrix)
         if (
             not np.allclose(host, host.T, rtol=1e-5, atol=0.0)
             or np.linalg.eigvalsh(host).min() <= 0

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import xlogy
 from numpyro.distributions import constraints
 
-from numpyro_tempered.core import Array, ArrayLike, check_count
+from numpyro_tempered.core import Array, ArrayLike, Shape, check_count
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.poisson import is_count
 from numpyro_tempered.mixtures.components.special import (
@@ -161,7 +161,7 @@ class CountsGivenTotal(dist.Distribution):
         self.probs, self.total_count = probs, total_count
         super().__init__(jnp.shape(probs)[:-1], jnp.shape(probs)[-1:])
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Rows of ``total_count``."""
         fixed = dist.MultinomialProbs(
             self.probs, self.total_count, total_count_max=self.total_count

@@ -11,7 +11,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_tempered.core import Array, ArrayLike, is_traced, matmul
+from numpyro_tempered.core import Array, ArrayLike, Params, Shape, is_traced, matmul
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
     name: str
     component: Component
-    columns: tuple[int, ...]
+    columns: Shape
 
     @property
     def column_index(self) -> np.ndarray:
@@ -80,7 +80,7 @@ def product(
     return _product(structure, False)._replace(prior=prior)
 
 
-def _indices(columns: dict[str, int | Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def _indices(columns: dict[str, int | Sequence[int]]) -> dict[str, Shape]:
     """The columns of each part.
 
     Raises:
@@ -90,7 +90,7 @@ def _indices(columns: dict[str, int | Sequence[int]]) -> dict[str, tuple[int, ..
         raise ValueError(
             f"product: columns are all numbers or all indices, got {columns}."
         )
-    indices: dict[str, tuple[int, ...]] = {}
+    indices: dict[str, Shape] = {}
     start = 0
     for part, value in columns.items():
         values = (
@@ -115,7 +115,7 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
     families = [part.component for part in parts]
     ends = np.cumsum([_num_statistics(part) for part in parts])[:-1]
 
-    def split(sums: Array) -> dict[str, Array]:
+    def split(sums: Array) -> Params:
         pieces = jnp.split(sums, ends, axis=-1)
         return {part.name: piece for part, piece in zip(parts, pieces, strict=True)}
 
@@ -271,7 +271,7 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
     )
 
 
-def _movable(part: Part) -> tuple[int, ...]:
+def _movable(part: Part) -> Shape:
     """The columns of the whole that a part lets move."""
     inside = part.component.location.columns  # type: ignore[union-attr]
     return part.columns if inside is None else tuple(part.columns[i] for i in inside)
@@ -379,12 +379,12 @@ class ColumnsOf(dist.Distribution):
     pytree_aux_fields = ("columns",)
 
     def __init__(
-        self, parts: Sequence[dist.Distribution], columns: tuple[tuple[int, ...], ...]
+        self, parts: Sequence[dist.Distribution], columns: tuple[Shape, ...]
     ) -> None:
         self.parts, self.columns = tuple(parts), columns
         super().__init__(parts[0].batch_shape, (sum(map(len, columns)),))
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Rows, codes and counts as floating numbers."""
         keys = jax.random.split(key, len(self.parts))
         values = [

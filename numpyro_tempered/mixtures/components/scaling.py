@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numpyro_tempered.core import ArrayLike, check_known, check_number
+from numpyro_tempered.core import ArrayLike, check_known, check_number, doubles
 from numpyro_tempered.mixtures.components.base import floating_rows
 from numpyro_tempered.mixtures.prepare import weight_on_host
 
@@ -49,7 +49,7 @@ def scaled_to(
     """
     check_known("scaled_to reads the data on the host", x)
     check_number(fraction, "fraction", "(0, 1]")
-    rows = np.asarray(floating_rows(x, "scaled_to", None), np.float64)
+    rows = doubles(floating_rows(x, "scaled_to", None))
     loc, variance = column_moments(rows, weight_on_host(sample_weight, rows))
     constant = variance == 0.0
     if constant.any():

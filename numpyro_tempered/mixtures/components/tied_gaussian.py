@@ -2,11 +2,10 @@
 
 from functools import lru_cache
 
-import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_tempered.core import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, at_index
 from numpyro_tempered.mixtures.components import gaussian_missing
 from numpyro_tempered.mixtures.components.base import (
     Component,
@@ -111,7 +110,7 @@ def shared(q: NormalWishart) -> NormalWishart:
 
 def of_precision(q: NormalWishart) -> NormalWishart:
     """The hyperparameters of the shared precision: those of the first of K components, or the prior itself."""
-    return q if q.df.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], q)
+    return q if q.df.ndim == 0 else at_index(q, 0)
 
 
 def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:

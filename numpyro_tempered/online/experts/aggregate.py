@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core import Array, CompensatedSum, check_number
+from numpyro_tempered.core import Array, CompensatedSum, Params, check_number
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, require
 from numpyro_tempered.online import base as rules
@@ -143,9 +143,7 @@ def aggregate(
         ).at_mean
 
         def step_grid(grid: Grid, states: OnlineState) -> tuple[OnlineState, Losses]:
-            def one(
-                values: dict[str, Array], state: OnlineState
-            ) -> tuple[OnlineState, Losses]:
+            def one(values: Params, state: OnlineState) -> tuple[OnlineState, Losses]:
                 # The key counts rejected rounds too, so that all experts draw the same numbers.
                 tempered = scale_gradients(expectation, values["alpha"])
                 return one_round(grid.rule(values), tempered, state, data, key, mask)

@@ -12,6 +12,7 @@ from numpyro_tempered.core import (
     check_number,
     check_numbers,
     check_positive,
+    doubles,
 )
 from numpyro_tempered.online import base as rules
 from numpyro_tempered.online.experts.aggregate import aggregate
@@ -150,7 +151,7 @@ def detect_changes(
     check_number(limit, "limit", "(0, inf)")
     check_count(warm_up, "warm_up", least=0)
     check_count(stride, "stride")
-    rows = np.asarray(history, np.float64)
+    rows = doubles(history)
     if rows.ndim != 2 or rows.shape[1] != len(windows):
         raise ValueError(
             f"history must have shape (n, {len(windows)}), one weight a window, got {rows.shape}."
@@ -161,7 +162,7 @@ def detect_changes(
         raise ValueError(
             f"history must hold weights that sum to 1, got {rows[worst]} in row {worst}."
         )
-    octaves = rows @ np.log2(np.minimum(np.asarray(windows, np.float64), max_window))
+    octaves = rows @ np.log2(np.minimum(doubles(windows), max_window))
     flags, count, mean, excess = [], 0, 0.0, 0.0
     for row in range(math.ceil(warm_up / stride), len(octaves)):
         count += 1

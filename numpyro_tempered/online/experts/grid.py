@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, ArrayLike, PyTree, check_numbers
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Columns,
+    Params,
+    PyTree,
+    check_numbers,
+)
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.families.base import Gaussian, Rows, Whitened, family_of
 from numpyro_tempered.online.base import Data, OnlineState, Rule
@@ -27,7 +34,7 @@ class Grid(NamedTuple):
 
     factory: Callable[..., Rule]
     constants: dict[str, object]
-    options: dict[str, np.ndarray]
+    options: Columns
     labels: tuple[str, ...]
 
     def rule(self, values: Mapping[str, ArrayLike]) -> Rule:
@@ -41,7 +48,7 @@ class Grid(NamedTuple):
         """The options of one expert, as numbers."""
         return {name: values[index].item() for name, values in self.options.items()}
 
-    def arrays(self, dtype: np.dtype) -> dict[str, Array]:
+    def arrays(self, dtype: np.dtype) -> Params:
         """The options as arrays, real ones in this type."""
         return {
             name: jnp.asarray(v, dtype if np.issubdtype(v.dtype, np.floating) else None)
@@ -149,7 +156,7 @@ def init_experts(grid: Grid, prior: Gaussian) -> OnlineState:
     # Not every family has the same covariance times a number.
     family, scales = family_of(prior), bool(np.any(grid.options["prior_scale"] != 1.0))
 
-    def one(values: dict[str, Array]) -> OnlineState:
+    def one(values: Params) -> OnlineState:
         wide = (
             family.with_root(prior.loc, family.root(prior) * values["prior_scale"])
             if scales

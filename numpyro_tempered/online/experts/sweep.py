@@ -6,6 +6,7 @@ import numpy as np
 from numpyro_tempered.core import (
     Array,
     ArrayLike,
+    Params,
     PyTree,
     check_record,
     is_traced,
@@ -104,15 +105,13 @@ def run_grid(
     )
 
     def sweep(
-        values: dict[str, Array],
+        values: Params,
         before: OnlineState,
         data: Data,
         on: Array | None,
         rng_key: Array | None,
     ) -> tuple[OnlineState, Losses]:
-        def one(
-            expert: tuple[dict[str, Array], OnlineState],
-        ) -> tuple[OnlineState, Losses]:
+        def one(expert: tuple[Params, OnlineState]) -> tuple[OnlineState, Losses]:
             values, state = expert
             one_round: RoundStep = Step(
                 grid.rule(values), scale_gradients(expectation, values["alpha"])

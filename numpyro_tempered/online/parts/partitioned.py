@@ -12,8 +12,10 @@ from numpyro_tempered.core import (
     Array,
     ArrayLike,
     Description,
+    Params,
     PyTree,
     Scalar,
+    Shape,
     add_repr,
     check_count,
     check_number,
@@ -316,9 +318,7 @@ class PartitionedRun(NamedTuple):
         """None: the loss is none that ArviZ knows."""
         return None
 
-    def sample_posterior(
-        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
-    ) -> dict[str, Array]:
+    def sample_posterior(self, rng_key: Array, sample_shape: Shape = ()) -> Params:
         """Draws of the posterior, ``theta``."""
         q = self.posterior
         return {"theta": family_of(q).sample(rng_key, q, sample_shape)}

@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, Numbers, check_count, is_traced, stream_arrays
+from numpyro_tempered.core import (
+    Array,
+    Numbers,
+    at_index,
+    check_count,
+    is_traced,
+    stream_arrays,
+)
 
 _EXPECTED = "ids must be whole numbers of up to 64 bits"
 
@@ -169,7 +176,7 @@ def recall(store: Pending, ids: object) -> tuple[tuple[object, ...], Array, Pend
     """
     match = store.waiting[:, None] & _equal(store.ids, jnp.asarray(id_words(ids)))
     places = jnp.argmax(match, axis=0)
-    data = jax.tree.map(lambda leaf: leaf[places], store.data)
+    data = at_index(store.data, places)
     return (
         data,
         jnp.any(match, axis=0),

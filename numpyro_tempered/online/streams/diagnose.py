@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from numpyro_tempered.core import ArrayLike, to_host, warn_caller
+from numpyro_tempered.core import ArrayLike, Shape, to_host, warn_caller
 from numpyro_tempered.gaussian.families.base import family_of, is_gaussian
 from numpyro_tempered.online.base import Box, OnlineState, Rule, layers
 from numpyro_tempered.online.streams.findings import (
@@ -19,7 +19,7 @@ from numpyro_tempered.online.streams.standardise import Standardisation
 # A variance a million million times smaller than the prior's: that of 10^12 data of unit information.
 COLLAPSE = 1e-6
 # Names and shapes of a model's sites, in the order of the coordinates.
-Sites: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+Sites: TypeAlias = tuple[tuple[str, Shape], ...]
 # Coordinates that a finding names.
 MOST_NAMES = 5
 # A rule with one step size for all coordinates moves them in proportion to the square of their features.

@@ -1,7 +1,6 @@
 """Rounds of a model on disk, for processes that do not have the model."""
 
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,8 @@ import numpy as np
 from numpyro_tempered.core import (
     Array,
     ArrayLike,
+    FilePath,
+    Params,
     PyTree,
     check_known,
     describe,
@@ -33,7 +34,7 @@ from numpyro_tempered.online.streams.structures import encode
 
 
 def export_update(
-    path: str | os.PathLike[str],
+    path: FilePath,
     online: Any,
     state: PyTree,
     *args: object,
@@ -108,7 +109,7 @@ def export_update(
         after, losses = single(one_round, before.rule_state, rounds, before.rng_key)
         return data_of(before._replace(rule_state=after)), tuple(losses)
 
-    def draw(key: Array, leaves: list) -> dict[str, Array]:
+    def draw(key: Array, leaves: list) -> Params:
         rng_key = jax.random.wrap_key_data(key, impl=impl)
         return online.sample_posterior(rng_key, with_leaves(state, leaves), num_samples)
 

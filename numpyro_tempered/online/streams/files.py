@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array
+from numpyro_tempered.core import Array, FilePath
 
 # Type, fields and children of a node; "*" is a leaf.
 Description: TypeAlias = str | list["Description"]
 
 
-def write_file(path: str | os.PathLike[str], header: dict, leaves: list) -> None:
+def write_file(path: FilePath, header: dict, leaves: list) -> None:
     """Write a header of plain values, and arrays, to one file, whole or not at all.
 
     Raises:
@@ -33,9 +33,7 @@ def archive_of(header: dict, leaves: list[np.ndarray]) -> dict:
     return arrays | {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
 
 
-def write_arrays(
-    path: str | os.PathLike[str], header: dict, leaves: list[np.ndarray]
-) -> None:
+def write_arrays(path: FilePath, header: dict, leaves: list[np.ndarray]) -> None:
     """:func:`write_file` of arrays of the host, whose kinds the header has."""
     arrays = archive_of(header, leaves)
     path = Path(path)
@@ -59,7 +57,7 @@ def write_arrays(
             os.close(folder)
 
 
-def read_file(path: str | os.PathLike[str], what: str) -> tuple[dict, list[np.ndarray]]:
+def read_file(path: FilePath, what: str) -> tuple[dict, list[np.ndarray]]:
     """Header and arrays of a file; the checksums of the archive reveal every changed byte.
 
     Raises:

@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +14,8 @@ from numpyro_tempered.core import (
     ArgumentStructure,
     Array,
     ArrayLike,
+    FilePath,
+    Params,
     PyTree,
     held_array,
     is_list,
@@ -51,7 +52,7 @@ class LoadedUpdate(NamedTuple):
 
     state: PyTree
     round: Callable[..., tuple]
-    sample: Callable[..., dict[str, Array]]
+    sample: Callable[..., Params]
     arguments: ArgumentStructure
     kinds: tuple
     mask: list | None
@@ -96,7 +97,7 @@ class LoadedUpdate(NamedTuple):
         """
         return self._update(state, jax.device_put(np.array(mask)), args, kwargs)
 
-    def sample_posterior(self, rng_key: Array, state: PyTree) -> dict[str, Array]:
+    def sample_posterior(self, rng_key: Array, state: PyTree) -> Params:
         """Draws of the latent sites, on the scale of the model.
 
         Args:
@@ -150,7 +151,7 @@ class LoadedUpdate(NamedTuple):
                 _check_kind(leaf, kind_of(like), "the state")
 
 
-def load_update(path: str | os.PathLike[str]) -> LoadedUpdate:
+def load_update(path: FilePath) -> LoadedUpdate:
     """Read what :func:`export_update` wrote.
 
     Neither the model nor its guide is needed. XLA compiles the programs at their first calls, or finds them in

@@ -6,7 +6,6 @@ between the files of two processes leaves the save before, which all of them hol
 """
 
 import json
-import os
 import secrets
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +13,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from numpyro_tempered.core import Array
+from numpyro_tempered.core import Array, Columns, FilePath, Shape
 from numpyro_tempered.online.streams.files import (
     as_bytes,
     describe,
@@ -36,9 +35,7 @@ T = TypeVar("T")
 FORMAT, VERSION = "numpyro_tempered part of a state", 1
 
 
-def save_together(
-    path: str | os.PathLike[str], header: dict, leaves: list[Array]
-) -> None:
+def save_together(path: FilePath, header: dict, leaves: list[Array]) -> None:
     """Write a state that lies on several processes; all return when all files are on the disk.
 
     Raises:
@@ -73,7 +70,7 @@ def save_together(
     )
 
 
-def restore_together(path: str | os.PathLike[str], like: T) -> T:
+def restore_together(path: FilePath, like: T) -> T:
     """Read the last state that every process has a part of; its arrays are shared out as those of ``like``.
 
     Raises:
@@ -169,7 +166,7 @@ def _missing(path: Path) -> Exception:
     )
 
 
-def _shards(leaf: Array) -> dict[str, np.ndarray]:
+def _shards(leaf: Array) -> Columns:
     """The parts of an array on the devices of this process, by where they lie in it."""
     if not is_shared_out(leaf):
         return {"whole": np.asarray(leaf)}
@@ -179,7 +176,7 @@ def _shards(leaf: Array) -> dict[str, np.ndarray]:
     }
 
 
-def _place(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
+def _place(index: tuple[slice, ...], shape: Shape) -> str:
     return ",".join(
         f"{s.start or 0}:{size if s.stop is None else s.stop}"
         for s, size in zip(index, shape, strict=True)
@@ -187,7 +184,7 @@ def _place(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
 
 
 def _leaves(
-    path: str | os.PathLike[str],
+    path: FilePath,
     header: dict,
     arrays: list[np.ndarray],
     like: object,

@@ -1,7 +1,6 @@
 """States on disk: bit-exact, written atomically, checked when read."""
 
 import io
-import os
 from collections import namedtuple
 from typing import TypeVar
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import PyTree, check_known, spans_processes
+from numpyro_tempered.core import FilePath, PyTree, check_known, spans_processes
 from numpyro_tempered.online.base import OnlineState
 from numpyro_tempered.online.streams.files import (
     archive_of,
@@ -33,7 +32,7 @@ FormerState = namedtuple("OnlineState", OnlineState._fields[:-2])  # type: ignor
 T = TypeVar("T")
 
 
-def save(path: str | os.PathLike[str], state: object) -> None:
+def save(path: FilePath, state: object) -> None:
     """Write a state to one file, in NumPy's own format.
 
     The file appears whole or not at all: it is written beside ``path``, forced to the disk, and renamed. Where
@@ -74,7 +73,7 @@ def save(path: str | os.PathLike[str], state: object) -> None:
         write_file(path, header, leaves)
 
 
-def restore(path: str | os.PathLike[str], like: T) -> T:
+def restore(path: FilePath, like: T) -> T:
     """Read a state that :func:`save` wrote.
 
     The rule is not in the file: give the same one to go on, or the numbers are of another run. States of the
@@ -118,9 +117,7 @@ def restore(path: str | os.PathLike[str], like: T) -> T:
     return restore_from(path, header, arrays, like)
 
 
-def restore_from(
-    path: str | os.PathLike[str], header: dict, arrays: list[np.ndarray], like: T
-) -> T:
+def restore_from(path: FilePath, header: dict, arrays: list[np.ndarray], like: T) -> T:
     """The state of a file that was read.
 
     Raises:

@@ -11,7 +11,15 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 
-from numpyro_tempered.core import Array, ArrayLike, Model, add_repr, map_batches
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Columns,
+    Model,
+    Params,
+    add_repr,
+    map_batches,
+)
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.rows import find_data, log_lik_of_each
 from numpyro_tempered.handlers.target import Target
@@ -39,7 +47,7 @@ class Draws(NamedTuple):
         flat: The draws on the flat unconstrained scale, ``(S, d)``; no columns where a latent is discrete.
     """
 
-    values: dict[str, Array]
+    values: Params
     log_lik: Array
     log_lik_at_mean: Array
     flat: Array
@@ -98,11 +106,11 @@ class Task(Target):
         """The model at a power, with a weight ``(n,)`` for each datum."""
         return weigh_data(temper(self.model, alpha), weights, self.data_rows)
 
-    def log_lik_of_each(self, values: dict[str, Array]) -> Array:
+    def log_lik_of_each(self, values: Params) -> Array:
         """Log-likelihood of each datum, ``(n,)``, at the values of the latents."""
         return log_lik_of_each(self.trace_at(values), self.data_rows)
 
-    def flat(self) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
+    def flat(self) -> tuple[Array, Callable[[Array], Params]]:
         """A feasible point on the flat unconstrained scale, ``(d,)``, and the way back to values by site there.
 
         Raises:
@@ -111,19 +119,17 @@ class Task(Target):
         require(self.trace, {"continuous": ""})
         return ravel_pytree(self.unconstrain(self.values))
 
-    def losses(self, unconstrained: dict[str, Array]) -> Array:
+    def losses(self, unconstrained: Params) -> Array:
         """Negative log-likelihood of each datum, ``(n,)``, at unconstrained values of the latents."""
         return -self.log_lik_of_each(self.constrain_sites(unconstrained))
 
-    def log_prior(self, unconstrained: dict[str, Array]) -> Array:
+    def log_prior(self, unconstrained: Params) -> Array:
         """Log-density of the prior on the unconstrained scale, prior factors included."""
         return -potential_energy(
             temper(self.seeded, 0.0), self.args, self.kwargs, unconstrained
         )
 
-    def draws(
-        self, values: dict[str, Array], mean: dict[str, Array] | None = None
-    ) -> Draws:
+    def draws(self, values: Params, mean: Params | None = None) -> Draws:
         """Draws of the latents, ``(S, ...)`` each, with their log-likelihoods.
 
         Args:
@@ -196,7 +202,7 @@ class Verdict(NamedTuple):
     """
 
     alpha: float
-    columns: dict[str, np.ndarray]
+    columns: Columns
     attrs: Mapping[str, object]
     advice: str
 

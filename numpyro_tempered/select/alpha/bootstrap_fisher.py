@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, check_count, jacobian
+from numpyro_tempered.core import Array, check_count, doubles, jacobian
 from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
 from numpyro_tempered.select.alpha.data_weights import over_resamples
 from numpyro_tempered.select.alpha.dependence import resample_counts
@@ -97,7 +97,7 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
             run_differentiated(compute, estimate.sandwich.minimum.point, counts)
         )
         check_converged(parts.converged)
-        numerator, denominator = (np.asarray(part, np.float64) for part in parts[:2])
+        numerator, denominator = (doubles(part) for part in parts[:2])
         alpha = float(numerator.sum() / denominator.sum())
         if not (math.isfinite(alpha) and alpha > 0):
             raise ValueError(

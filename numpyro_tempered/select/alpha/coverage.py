@@ -24,6 +24,7 @@ from numpyro_tempered.core import (
     check_count,
     check_number,
     check_numbers,
+    doubles,
     map_batches,
     progress_bars,
     run_program,
@@ -216,7 +217,7 @@ def check_coverage(
 def check_design(design: Design) -> Design:
     """Refuse numbers that are out of range."""
     check_number(design.alpha, "alpha", "(0, inf)")
-    levels = np.asarray(check_numbers(design.levels, "levels", "(0, 1)"), np.float64)
+    levels = doubles(check_numbers(design.levels, "levels", "(0, 1)"))
     if levels.ndim != 1 or not len(levels) or np.any(np.diff(levels) <= 0):
         raise ValueError(
             f"levels must be a list of increasing probabilities, got {design.levels!r}."

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core import Array, add_repr
+from numpyro_tempered.core import Array, add_repr, doubles
 from numpyro_tempered.report.arviz import ArviZData, assemble, dataset, versions
 
 # Of all tests together that intervals cover what they say.
@@ -69,7 +69,7 @@ def report(
     Raises:
         ValueError: If a fit has draws that are not finite.
     """
-    centres, sds, ends = (np.asarray(part, np.float64) for part in refits)
+    centres, sds, ends = map(doubles, refits)
     is_finite = np.all(np.isfinite(ends), axis=(1, 2, 3)) & np.all(
         np.isfinite(centres), axis=1
     )

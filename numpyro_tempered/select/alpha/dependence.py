@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, ArrayLike, check_count
+from numpyro_tempered.core import Array, ArrayLike, check_count, doubles
 from numpyro_tempered.handlers.rows import DataRows
 from numpyro_tempered.select.alpha.data_weights import resamples
 
@@ -173,7 +173,7 @@ def se_of_sum(values: np.ndarray, dependence: Dependence) -> np.ndarray:
     centred = jnp.asarray(values - values.mean(axis=1, keepdims=True)).T
     lags = bandwidth(dependence, centred)
     sums = sum_of_dependent(dependence, centred, lags)
-    variance = np.asarray(jnp.sum(centred * sums, axis=0), np.float64)
+    variance = doubles(jnp.sum(centred * sums, axis=0))
     units = max(num_units(dependence, int(lags)), 2)
     return np.sqrt(np.maximum(variance, 0.0) * units / (units - 1))
 

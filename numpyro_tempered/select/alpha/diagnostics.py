@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, check_count
+from numpyro_tempered.core import Array, check_count, doubles
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.select.alpha.base import (
     Criterion,
@@ -74,7 +74,7 @@ def held_out(num_folds: int = 5) -> Criterion:
         rng_key: Array, task: Task, grid: np.ndarray, summary: Summary
     ) -> Verdict:
         fold = folds(rng_key, task.num_data)
-        scores = np.asarray(summary, np.float64)[fold, :, np.arange(task.num_data)]
+        scores = doubles(summary)[fold, :, np.arange(task.num_data)]
         se = np.std(scores, axis=0, ddof=1) * np.sqrt(task.num_data)
         return _verdict("elpd_held_out", scores.sum(axis=0), se, grid)
 
@@ -110,7 +110,7 @@ def loo() -> Criterion:
         from numpyro_tempered.select.loo import loo as loo_of
 
         results = []
-        for alpha, draws in zip(grid, np.asarray(log_lik, np.float64), strict=True):
+        for alpha, draws in zip(grid, doubles(log_lik), strict=True):
             data = assemble(
                 {"log_likelihood": dataset({"y": draws}, ("chain", "draw"))}, {}
             )

@@ -12,11 +12,13 @@ from numpyro_tempered.core import (
     CLOCK,
     Array,
     ArrayLike,
+    Columns,
     Labels,
     Model,
     ProgressBar,
     advise_cache,
     axis_labels,
+    doubles,
     progress_bars,
     runs_models,
 )
@@ -425,7 +427,7 @@ def _check_verdict(criterion: Criterion, verdict: Verdict) -> Verdict:
 def report(
     posterior: ArviZData,
     grid: np.ndarray,
-    columns: dict[str, np.ndarray],
+    columns: Columns,
     powers: Powers | str,
     check: CoverageCheck | None,
     attrs: dict[str, object],
@@ -465,9 +467,9 @@ def join_advice(
     return " ".join(sentences)
 
 
-def posterior_columns(grid: np.ndarray, log_lik: np.ndarray) -> dict[str, np.ndarray]:
+def posterior_columns(grid: np.ndarray, log_lik: np.ndarray) -> Columns:
     """Columns from the draws of the log-likelihood of each posterior, ``(A, C, S)``."""
-    log_lik = np.asarray(log_lik, np.float64)
+    log_lik = doubles(log_lik)
     return {
         "expected_log_lik": log_lik.mean(axis=(1, 2)),
         "expected_log_lik_se": np.array(
@@ -478,11 +480,8 @@ def posterior_columns(grid: np.ndarray, log_lik: np.ndarray) -> dict[str, np.nda
 
 
 def insert_row(
-    grid: np.ndarray,
-    columns: dict[str, np.ndarray],
-    alpha: float,
-    row: dict[str, np.ndarray],
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    grid: np.ndarray, columns: Columns, alpha: float, row: Columns
+) -> tuple[np.ndarray, Columns]:
     """The grid and its columns with a row for another alpha, NaN where the row has no value."""
     grid = np.append(grid, alpha)
     order = np.argsort(grid)

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve
 
-from numpyro_tempered.core import Array, check_choice, check_count, check_number
+from numpyro_tempered.core import (
+    Array,
+    Columns,
+    Params,
+    check_choice,
+    check_count,
+    check_number,
+    doubles,
+)
 from numpyro_tempered.select.alpha import gpc_posteriors, sandwich
 from numpyro_tempered.select.alpha.base import (
     Criterion,
@@ -34,7 +42,7 @@ def gpc(
     level: float = 0.95,
     *,
     posterior: Posterior = "laplace",
-    of: Callable[[dict[str, Array]], Array] | None = None,
+    of: Callable[[Params], Array] | None = None,
     num_bootstrap: int = 500,
 ) -> Criterion:
     r"""Alpha at which credible sets of a level have that coverage in the bootstrap (Syring and Martin).
@@ -129,7 +137,7 @@ def gpc(
         # The guess is the limit of many data, whose relative sampling error is that of alpha.
         guess, sampling = map(float, estimate.evaluate(joint_power(quantity)))
         point = jnp.asarray(estimate.sandwich.minimum.point)
-        columns: dict[str, np.ndarray] = {}
+        columns: Columns = {}
         attrs: dict[str, object] = {}
         if posterior == "laplace":
             counts = resample_counts(
@@ -145,7 +153,7 @@ def gpc(
             }
         else:
             sets = jax.tree.map(np.asarray, jax.device_get(summary))
-            at = np.asarray(point if quantity is None else quantity(point), np.float64)
+            at = doubles(point if quantity is None else quantity(point))
             of_grid = gpc_posteriors.ellipsoid_ratios(sets, at)
             if not np.all(np.isfinite(of_grid)):
                 raise ValueError(
@@ -193,7 +201,7 @@ def joint_power(quantity: Quantity | None) -> sandwich.Functional:
 
 
 def quantity_of_flat(
-    task: Task, of: Callable[[dict[str, Array]], Array] | None
+    task: Task, of: Callable[[Params], Array] | None
 ) -> Quantity | None:
     """The quantity as a function of the flat unconstrained latents, ``(k,)``; None for these themselves."""
     if of is None:

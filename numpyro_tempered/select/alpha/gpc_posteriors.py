@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_tempered.core import Array, compile_once
+from numpyro_tempered.core import Array, Columns, Params, compile_once
 from numpyro_tempered.select.alpha.base import Draws
 from numpyro_tempered.select.alpha.data_weights import over_resamples
 from numpyro_tempered.select.alpha.minimise import minimise
@@ -92,10 +92,10 @@ def laplace_ratios_at(
 
 def credible_set(
     quantity: Callable[[Draws], Array], level: float
-) -> Callable[[Draws], dict[str, Array]]:
+) -> Callable[[Draws], Params]:
     """From draws to the ellipsoid around their mean that holds the share ``level`` of them."""
 
-    def reduce(draws: Draws) -> dict[str, Array]:
+    def reduce(draws: Draws) -> Params:
         values = quantity(draws)
         mean = jnp.mean(values, axis=0)
         centred = values - mean
@@ -107,7 +107,7 @@ def credible_set(
     return reduce
 
 
-def ellipsoid_ratios(sets: dict[str, np.ndarray], at: np.ndarray) -> np.ndarray:
+def ellipsoid_ratios(sets: Columns, at: np.ndarray) -> np.ndarray:
     """Ratios of the point ``at``, with the leading axes of the sets."""
     off = (at - sets["mean"]).astype(np.float64)
     scaled = np.linalg.solve(sets["factor"].astype(np.float64), off[..., None])[..., 0]

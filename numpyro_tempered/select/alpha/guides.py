@@ -93,7 +93,7 @@ def check_sizes(sizes: Sizes) -> Sizes:
 
 def draw(
     rng_key: Array, data: Target, guide: Guide, params: Params
-) -> tuple[dict[str, Array], Array]:
+) -> tuple[Params, Array]:
     """One draw of the latents from a guide, and its log-density."""
     at = handlers.substitute(handlers.seed(guide, rng_key), data=params)
     log_q, trace = log_density(at, data.args, data.kwargs, {})

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, to_host, warn_caller
+from numpyro_tempered.core import Params, doubles, to_host, warn_caller
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.rows import DataRows
 from numpyro_tempered.select.alpha.dependence import Dependence
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     """
 
     trace: Trace
-    observed: dict[str, Array]
+    observed: Params
     arguments: tuple
     places: DataRows
     dependence: Dependence
@@ -143,7 +143,7 @@ def serial_ratio(influence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         The variance of Newey and West, over few lags, over that of independent rows, and its distance from 1 in
         the standard errors that it has for independent rows, which may be of unlike variances; ``(d,)`` each.
     """
-    values = np.asarray(influence, np.float64)
+    values = doubles(influence)
     num_data = len(values)
     lags = min(int(4.0 * (num_data / 100.0) ** (2.0 / 9.0)), num_data - 1)
     earlier = np.zeros_like(values)

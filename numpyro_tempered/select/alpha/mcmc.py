@@ -9,7 +9,14 @@ from numpyro.infer import HMC, MCMC
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 
-from numpyro_tempered.core import Array, Model, progress_within, warn_caller
+from numpyro_tempered.core import (
+    Array,
+    Model,
+    Params,
+    doubles,
+    progress_within,
+    warn_caller,
+)
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
@@ -44,8 +51,8 @@ class Chains(NamedTuple):
         last: The last draws on the kernel's own scale, from which the next power starts.
     """
 
-    values: dict[str, Array]
-    fields: dict[str, Array]
+    values: Params
+    fields: Params
     last: object
 
 
@@ -200,7 +207,7 @@ def sample_all(
                 if at_next_alpha is None:
                     # The alpha above starts where this one has all data.
                     at_next_alpha = start
-                    totals.append(np.asarray(log_lik, np.float64))
+                    totals.append(doubles(log_lik))
                     pointwise_log_lik.append(each)
                     r_hat.append(
                         largest_r_hat(

@@ -7,7 +7,7 @@ import numpy as np
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_tempered.core import ArrayLike, Guide, Model, check_numbers
+from numpyro_tempered.core import ArrayLike, Guide, Model, check_numbers, doubles
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.online import OnlineVI
@@ -88,7 +88,7 @@ def check_alphas(
     Raises:
         ValueError: If there are less than ``least``, one is outside of the interval, or they do not increase.
     """
-    grid = np.asarray(check_numbers(alphas, "alphas", interval), dtype=np.float64)
+    grid = doubles(check_numbers(alphas, "alphas", interval))
     if grid.ndim != 1 or len(grid) < least:
         raise ValueError(
             f"alphas must be a list of powers, {least} or more, got {alphas!r}."

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_tempered.core import Array, map_batches
+from numpyro_tempered.core import Array, at_index, doubles, map_batches
 from numpyro_tempered.gaussian.families import family_of
 from numpyro_tempered.handlers.likelihood import get_trace
 from numpyro_tempered.handlers.numpyro_private import unpacker
@@ -56,17 +56,17 @@ class Streams(NamedTuple):
             )
 
         def log_lik(k: int) -> np.ndarray:
-            q = jax.tree.map(lambda leaf: leaf[k], ends.posterior)
+            q = at_index(ends.posterior, k)
             flat = family_of(q).sample(
                 jax.random.fold_in(self.rng_key, k), q, (num_samples,)
             )
-            return -np.asarray(losses(flat), np.float64)[None]
+            return -doubles(losses(flat))[None]
 
         def fit_at(k: int) -> tuple[StreamPosterior, tuple, dict]:
             online = self.factory(temper(task.model.fn, alpha=float(self.alphas[k])))
             args, kwargs = _first_round(task.args, task.kwargs)
             state = online.init(self.rng_key, *args, **kwargs)
-            state = state._replace(rule_state=jax.tree.map(lambda leaf: leaf[k], ends))
+            state = state._replace(rule_state=at_index(ends, k))
             return online.posterior(state), task.args, task.kwargs
 
         return Fits(

@@ -13,6 +13,7 @@ from numpyro_tempered.core import (
     Array,
     ArrayLike,
     Model,
+    doubles,
     jacobian,
     number_names,
     run_program,
@@ -232,9 +233,7 @@ def powers_of(task: Task, estimate: Estimate) -> Powers:
         shifts = cho_solve((jnp.linalg.cholesky(curvature), True), slopes)
         return values(point), jnp.sqrt(jnp.sum(slopes * shifts, axis=0) / task.num_data)
 
-    estimates, sd = (
-        np.asarray(part, np.float64) for part in run_program(moments, point, curvature)
-    )
+    estimates, sd = map(doubles, run_program(moments, point, curvature))
     # Entries that are constant, such as the zeros of a triangular matrix, have no power.
     moves = np.isfinite(power) & (sd > 0)
     parameters = [name for name, can_move in zip(names, moves, strict=True) if can_move]

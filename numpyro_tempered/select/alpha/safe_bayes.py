@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, check_choice, check_count, map_batches
+from numpyro_tempered.core import (
+    Array,
+    Columns,
+    Params,
+    check_choice,
+    check_count,
+    doubles,
+    map_batches,
+)
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.select.alpha.base import (
@@ -24,7 +32,7 @@ _WITH_MEAN = {"continuous": ', without a mean: take "gibbs".'}
 
 
 def safe_bayes(
-    loss: str | Callable[[dict[str, Array]], Array] = "gibbs",
+    loss: str | Callable[[Params], Array] = "gibbs",
     *,
     blocks: int | Sequence[int] | None = None,
     rule: str = "one_se",
@@ -118,7 +126,7 @@ def safe_bayes(
             for edge in edges[::-1]
         ]
 
-        def reduce(draws: Draws) -> dict[str, Array]:
+        def reduce(draws: Draws) -> Params:
             losses = {
                 "gibbs": -jnp.mean(draws.log_lik, axis=0),
                 "plugin": -draws.log_lik_at_mean,
@@ -141,9 +149,9 @@ def safe_bayes(
         orders = places(rng_key, task.dependence, permutations)
         by_datum = {}
         for name, values in summary.items():
-            losses = np.asarray(values, np.float64).reshape(
-                len(orders), len(edges), len(grid), -1
-            )[:, ::-1]
+            losses = doubles(values).reshape(len(orders), len(edges), len(grid), -1)[
+                :, ::-1
+            ]
             of_datum = np.zeros(losses.shape[2:])
             for of_order, place in zip(losses, orders, strict=True):
                 # The loss of each datum is that of the last posterior before it, and 0 in the first block.
@@ -182,16 +190,14 @@ def safe_bayes(
 
 
 def judge(
-    by_datum: dict[str, np.ndarray],
+    by_datum: Columns,
     loss: str,
     rule: str,
     grid: np.ndarray,
     dependence: Dependence | None = None,
 ) -> Verdict:
     """The verdict from the losses of each datum, ``(A, n)`` by name; of independent data by default."""
-    by_datum = {
-        name: np.asarray(values, np.float64) for name, values in by_datum.items()
-    }
+    by_datum = {name: doubles(values) for name, values in by_datum.items()}
     losses = by_datum[loss]
     total = losses.sum(axis=1)
     if not np.all(np.isfinite(total)):

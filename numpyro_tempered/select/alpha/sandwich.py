@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from numpyro_tempered.core import Array, PyTree, jacobian, run_program, trace_once
+from numpyro_tempered.core import (
+    Array,
+    PyTree,
+    doubles,
+    jacobian,
+    run_program,
+    trace_once,
+)
 from numpyro_tempered.select.alpha.base import Task, Verdict
 from numpyro_tempered.select.alpha.dependence import (
     Dependence,
@@ -107,7 +114,7 @@ class Estimate(NamedTuple):
             )
 
         value, se = jax.device_get(run_differentiated(compute, self.sandwich))
-        return np.asarray(value, np.float64), np.asarray(se, np.float64)
+        return doubles(value), doubles(se)
 
 
 def least_data(dim: int) -> int:
@@ -317,7 +324,7 @@ def check_sandwich(estimate: Sandwich) -> None:
             "deviations): separable classes, a scale that falls to 0, or a flat likelihood. Look at the maximum "
             "likelihood fit, use float64 for large or badly scaled data, or take safe_bayes()."
         )
-    powers = np.asarray(estimate.powers, np.float64)
+    powers = doubles(estimate.powers)
     # Scores that are rounding errors have squares of the size of the resolution's.
     if not (np.all(powers > 0) and powers[-1] <= limit**2):
         raise ValueError(
@@ -336,7 +343,7 @@ def coverage_verdict(
     name: str, alpha: float, se: float, what: str, estimate: Estimate, **attrs: object
 ) -> Verdict:
     """The verdict of a criterion that aims at the coverage of ``what``, with the sandwich in its attributes."""
-    powers = np.asarray(estimate.sandwich.powers, np.float64)
+    powers = doubles(estimate.sandwich.powers)
     attrs |= {
         "alpha_se": se,
         "condition_hessian": float(estimate.sandwich.minimum.condition),

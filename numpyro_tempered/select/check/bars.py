@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_tempered.core import Columns
 from numpyro_tempered.select.check import moments
 from numpyro_tempered.select.check.reference import Reference
 from numpyro_tempered.select.check.target import Draws
@@ -48,7 +49,7 @@ def error_bars(draws: Draws, base: Reference, status: str) -> ErrorBars:
     return ErrorBars(q.mean, q.sd, mean_bound, sd_bound, *corrected)
 
 
-def covariances(draws: Draws, base: Reference, status: str) -> dict[str, np.ndarray]:
+def covariances(draws: Draws, base: Reference, status: str) -> Columns:
     """Covariances of the fit, bounds on their errors, and corrected ones, ``(k, k)`` each."""
     r = base.draws.moments
     cov, se = moments.covariance(draws.values, draws.moments, draws.law)

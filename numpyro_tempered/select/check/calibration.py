@@ -13,7 +13,9 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro_tempered.core import (
     CLOCK,
     Array,
+    Columns,
     Model,
+    Params,
     ProgressBar,
     add_repr,
     advise_cache,
@@ -81,8 +83,8 @@ class Calibration(NamedTuple):
     advice: str
     alpha: float
     num_draws: int
-    ranks: dict[str, np.ndarray]
-    truths: dict[str, np.ndarray]
+    ranks: Columns
+    truths: Columns
     converged: np.ndarray
     data: ArviZData
 
@@ -96,7 +98,7 @@ def check_calibration(
     alpha: float = 1.0,
     num_simulations: int = 200,
     num_draws: int = 199,
-    quantities: Mapping[str, Callable[[dict[str, Array]], Array]] | None = None,
+    quantities: Mapping[str, Callable[[Params], Array]] | None = None,
     num_steps: int = NUM_STEPS,
     tolerance: float = 0.05,
     loss: ELBO | None = None,
@@ -238,7 +240,7 @@ def check_calibration(
 
 
 def ranked_quantities(
-    data: Target, functions: Mapping[str, Callable[[dict[str, Array]], Array]]
+    data: Target, functions: Mapping[str, Callable[[Params], Array]]
 ) -> Callable[[Values, Values], Values]:
     """From latents and data to all that is ranked.
 

@@ -12,6 +12,7 @@ from numpyro_tempered.core import (
     ArrayLike,
     axis_labels,
     check_count,
+    doubles,
     key_first,
     runs_models,
 )
@@ -242,7 +243,7 @@ def _of_values(
         )
     arrays = {name: jnp.asarray(value) for name, value in values.items()}
     shapes = {name: np.shape(value) for name, value in values.items()}
-    densities = np.asarray(math.nan if log_density is None else log_density, np.float64)
+    densities = doubles(math.nan if log_density is None else log_density)
     if (
         densities.ndim != 1
         or len(densities) < 100

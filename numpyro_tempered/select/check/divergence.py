@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_tempered.core import doubles
 from numpyro_tempered.select.check.psis import smooth
 
 
@@ -64,7 +65,7 @@ def divergences(log_ratios: np.ndarray) -> tuple[Divergences, np.ndarray]:
         >>> print(f"{result.d2:.2f} of .0444, at most {result.d2_bound:.2f}")
         0.04 of .0444, at most 0.08
     """
-    log_ratios = np.asarray(log_ratios, np.float64)
+    log_ratios = doubles(log_ratios)
     peak = log_ratios.max()
     squares = np.exp(2.0 * (log_ratios - peak))
     mean_square = float(squares.mean())

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from numpyro_tempered.core import Array, Params, compile_once, map_batches, run_program
+from numpyro_tempered.core import (
+    Array,
+    Params,
+    compile_once,
+    doubles,
+    map_batches,
+    run_program,
+)
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.mode import NEAR
 from numpyro_tempered.infer.modes import (
@@ -116,7 +123,7 @@ def bends_upwards(target: Target, slopes: Slopes, points: np.ndarray) -> bool:
 
     def slope(way: np.ndarray, share: float) -> float:
         _, grad = slopes(jnp.asarray((points[0] + share * way).astype(points.dtype)))
-        return float(np.asarray(grad, np.float64) @ way)
+        return float(doubles(grad) @ way)
 
     ways = points[1:].astype(np.float64) - points[0]
     along = np.array([[slope(way, share) for share in shares] for way in ways])
@@ -144,7 +151,7 @@ def climb(
 
     def f(u: np.ndarray) -> tuple[float, np.ndarray]:
         pair = slopes(jnp.asarray((first + root @ u).astype(points.dtype)))
-        value, grad = float(pair[0]), np.asarray(pair[1], np.float64)
+        value, grad = float(pair[0]), doubles(pair[1])
         if not (math.isfinite(value) and np.all(np.isfinite(grad))):
             return _NOWHERE, np.zeros(len(u))
         return value, np.asarray(root.T @ grad)
@@ -206,9 +213,7 @@ def _log_mass(
             one, jax.random.normal(key, (_NUM_DRAWS, len(loc)), loc.dtype), BATCH
         )
 
-    log_ratios, z = (
-        np.asarray(part, np.float64) for part in run_program(weigh, rng_key)
-    )
+    log_ratios, z = map(doubles, run_program(weigh, rng_key))
     mean = flat.mean(axis=0)
     shift = np.linalg.solve(np.linalg.cholesky(_covariance(flat)), (z - mean).T)
     inside = np.sqrt(np.sum(np.square(shift), axis=0)) <= math.sqrt(len(mean)) + _BEYOND

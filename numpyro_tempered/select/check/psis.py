@@ -4,6 +4,8 @@ from importlib.metadata import version
 
 import numpy as np
 
+from numpyro_tempered.core import doubles
+
 # In nats: ratios that agree so far have no tail but that of rounding.
 FLAT = 1e-4
 
@@ -30,7 +32,7 @@ def smooth(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
         >>> bool(k < 0.4), round(float(np.exp(log_weights).sum()), 6)
         (True, 1.0)
     """
-    log_ratios = np.asarray(log_ratios, np.float64)
+    log_ratios = doubles(log_ratios)
     peak = log_ratios.max()
     plain = log_ratios - peak - np.log(np.sum(np.exp(log_ratios - peak)))
     tail = np.sort(log_ratios)[-_tail_length(log_ratios.size) :]

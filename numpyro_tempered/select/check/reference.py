@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_tempered.core import Array, compile_once
+from numpyro_tempered.core import Array, compile_once, doubles
 from numpyro_tempered.gaussian.families.base import dense
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 from numpyro_tempered.handlers.target import Target
@@ -60,7 +60,7 @@ def curvature(target: Target, at: np.ndarray) -> np.ndarray:
 def curvatures(target: Target, points: Array) -> np.ndarray:
     """The Hessians at several points ``(S, d)``, ``(S, d, d)``, by the program for one."""
     program = compile_once(jax.hessian(target.potential), points[0])
-    return np.stack([np.asarray(program(point), np.float64) for point in points])
+    return np.stack([doubles(program(point)) for point in points])
 
 
 def has_chi_square(hessian: np.ndarray, q: LocationScale) -> bool:

@@ -15,6 +15,7 @@ from numpyro_tempered.core import (
     check_count,
     check_number,
     compiled_map,
+    doubles,
     key_first,
     runs_models,
 )
@@ -264,16 +265,15 @@ def gaussian_kl(target: Target, fit: TemperedFit) -> float | None:
         fn, shape = unindexed(site["fn"]), np.shape(site["value"])
         if type(fn) is dist.Normal:
             loc, scale = (
-                np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape))
-                for p in (fn.loc, fn.scale)
+                np.ravel(np.broadcast_to(doubles(p), shape)) for p in (fn.loc, fn.scale)
             )
             means.append(loc)
             precisions.append(np.diag(scale**-2.0))
             log_dets += 2.0 * np.log(scale).sum()
         elif type(fn) is dist.MultivariateNormal and fn.event_shape == shape:
-            root = np.asarray(fn.scale_tril, np.float64)
+            root = doubles(fn.scale_tril)
             inverse = np.linalg.solve(root, np.eye(len(root)))
-            means.append(np.asarray(fn.loc, np.float64))
+            means.append(doubles(fn.loc))
             precisions.append(inverse.T @ inverse)
             log_dets += 2.0 * np.log(np.diagonal(root)).sum()
         else:
@@ -355,9 +355,7 @@ def _average(
         values = rows.take(losses(latents)).astype(float)
         return values.mean(), values.min(), values.max()
 
-    means, least, most = (
-        np.asarray(part, np.float64) for part in compiled_map(one, draws, BATCH)
-    )
+    means, least, most = (doubles(part) for part in compiled_map(one, draws, BATCH))
     slack = 1e-6 * max(abs(lower), abs(upper), upper - lower)
     if not (least.min() >= lower - slack and most.max() <= upper + slack):
         raise ValueError(

@@ -8,7 +8,14 @@ import numpy as np
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core import Array, ArrayLike, Model, map_batches, run_program
+from numpyro_tempered.core import (
+    Array,
+    ArrayLike,
+    Model,
+    Params,
+    map_batches,
+    run_program,
+)
 from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.imputation import sites_with_latents
 from numpyro_tempered.handlers.likelihood import (
@@ -56,8 +63,8 @@ class Simulations(NamedTuple):
         log_lik: Log-likelihood of the data at the parameters, ``(K,)``.
     """
 
-    truths: dict[str, Array]
-    data: dict[str, Array]
+    truths: Params
+    data: Params
     log_lik: Array
 
 
@@ -89,14 +96,12 @@ def check_model(data: Target) -> None:
         )
 
 
-def with_data(model: Model, values: dict[str, Array]) -> Model:
+def with_data(model: Model, values: Params) -> Model:
     """The model with these data in the place of the observed; all that its arguments hold besides stays."""
     return handlers.substitute(model, data=values)
 
 
-def tempered_with_data(
-    data: Target, values: dict[str, Array], alpha: ArrayLike
-) -> temper:
+def tempered_with_data(data: Target, values: Params, alpha: ArrayLike) -> temper:
     """The tempered model with simulated data."""
     return temper(with_data(data.model, values), alpha)
 

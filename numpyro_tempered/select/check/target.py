@@ -8,7 +8,14 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
 
-from numpyro_tempered.core import Array, Params, compiled_map, map_batches, run_program
+from numpyro_tempered.core import (
+    Array,
+    Params,
+    compiled_map,
+    doubles,
+    map_batches,
+    run_program,
+)
 from numpyro_tempered.gaussian.families import GaussianMixture
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.antithetic import OrderedELBO
@@ -164,7 +171,7 @@ def draws_of_distribution(
 
 
 def _as_double(arrays: tuple[Array, ...]) -> list[np.ndarray]:
-    return [np.asarray(array, np.float64) for array in arrays]
+    return [doubles(array) for array in arrays]
 
 
 def _checked(log_ratios: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from numpyro_tempered.core import (
     check_number,
     check_numbers,
     check_positive,
+    doubles,
 )
 
 CONVEX = "every loss is convex in θ (hinge, absolute, pinball, logistic, squared are)"
@@ -57,10 +58,8 @@ def make(
 ) -> Bound:
     """The bound with its value, the sum of the terms."""
     # By numpy alone: a bound of 10^7 rounds needs more digits than jax keeps by default.
-    divergence = np.array(
-        np.broadcast_to(np.asarray(divergence, np.float64), np.shape(stability))
-    )
-    losses = None if comparator is None else np.asarray(comparator, np.float64)
+    divergence = np.array(np.broadcast_to(doubles(divergence), np.shape(stability)))
+    losses = None if comparator is None else doubles(comparator)
     value = (
         stability + divergence if losses is None else losses + stability + divergence
     )
@@ -74,7 +73,7 @@ def as_rounds(num_rounds: ArrayLike, **constants: float) -> np.ndarray:
         ValueError: If one is not positive.
     """
     check_positive(**constants)
-    rounds = np.asarray(check_numbers(num_rounds, "num_rounds", "(0, inf)"), np.float64)
+    rounds = doubles(check_numbers(num_rounds, "num_rounds", "(0, inf)"))
     if rounds.size == 0:
         raise ValueError(
             f"num_rounds must be positive numbers, got none: {num_rounds!r}."
@@ -114,7 +113,7 @@ def online_to_batch(num_rounds: ArrayLike, regret: ArrayLike) -> Bound:
         0.6
     """
     rounds = as_rounds(num_rounds)
-    excess = np.asarray(regret, np.float64) / rounds
+    excess = doubles(regret) / rounds
     return make(
         None,
         stability=excess,
@@ -161,7 +160,7 @@ def online_to_batch_risk(
     check_number(delta, "delta", "(0, 1)", hint="It is a probability of failure.")
     deviation = loss_range * np.sqrt(math.log(1.0 / delta) / (2.0 * rounds))
     return make(
-        np.asarray(cumulative, np.float64) / rounds,
+        doubles(cumulative) / rounds,
         stability=deviation,
         assumptions=(
             "the data are independent and identically distributed, and T was chosen before they were seen",

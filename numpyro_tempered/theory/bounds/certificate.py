@@ -10,6 +10,7 @@ from numpyro_tempered.core import (
     check_count,
     check_number,
     check_numbers,
+    doubles,
 )
 
 
@@ -110,7 +111,7 @@ def empirical_entropy(
                 "counts if they are discrete all the same."
             )
         counts = np.unique(values, axis=0, return_counts=True)[1]
-    number = np.asarray(counts, np.float64).ravel()
+    number = doubles(counts).ravel()
     if (
         not np.all(np.isfinite(number) & (number >= 0) & (number == np.round(number)))
         or not number.sum() > 0
@@ -270,7 +271,7 @@ def tempered_certificate(
             f"log_p0 must say where it comes from, got {type(log_p0).__name__}: pass known_density(value), "
             "empirical_entropy(data) or maximum_likelihood(value) of nt.bounds."
         )
-    alphas = np.asarray(alpha, np.float64)
+    alphas = doubles(alpha)
     if alphas.size == 0 or not np.all((alphas > 0) & (alphas < 1)):
         raise ValueError(
             f"a certificate needs alpha in (0, 1), got {alpha!r}: what it bounds is n(1 - alpha) D_alpha, which "
@@ -285,9 +286,7 @@ def tempered_certificate(
         least=alphas.size,
         hint="It counts the alphas that were tried.",
     )
-    elbos, weights, errors = (
-        np.asarray(part, np.float64) for part in (elbo, log_prior, elbo_se)
-    )
+    elbos, weights, errors = map(doubles, (elbo, log_prior, elbo_se))
     check_numbers(elbos, "elbo", hint="A guide that is a point has an ELBO of -inf.")
     if weights.ndim == 1 and not np.exp(weights).sum() <= 1.0 + 1e-6:
         raise ValueError(
@@ -398,7 +397,7 @@ def selection_certificate(
         >>> print(f"{certificate.selected} {certificate.value:.4f}")
         1 0.1438
     """
-    values, weights = np.asarray(elbos, np.float64), np.asarray(log_prior, np.float64)
+    values, weights = doubles(elbos), doubles(log_prior)
     if values.ndim != 1 or values.size == 0 or weights.shape != values.shape:
         raise ValueError(
             f"elbos and log_prior must have one entry for each model, got {values.shape} and {weights.shape}."
@@ -413,7 +412,7 @@ def selection_certificate(
         num_data,
         alpha=alpha,
         delta=delta,
-        elbo_se=np.broadcast_to(np.asarray(elbo_se, np.float64), values.shape),
+        elbo_se=np.broadcast_to(doubles(elbo_se), values.shape),
         log_prior=weights,
         grid_size=grid_size,
         num_se=num_se,

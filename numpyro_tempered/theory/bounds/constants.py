@@ -13,7 +13,13 @@ import math
 
 import numpy as np
 
-from numpyro_tempered.core import ArrayLike, check_number, check_numbers, check_positive
+from numpyro_tempered.core import (
+    ArrayLike,
+    check_number,
+    check_numbers,
+    check_positive,
+    doubles,
+)
 from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, supports
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box
@@ -46,7 +52,7 @@ def lipschitz(x: ArrayLike, slope: float = 1.0) -> float:
         5.0
     """
     check_positive(slope=slope)
-    rows = np.atleast_2d(np.asarray(x, np.float64))
+    rows = np.atleast_2d(doubles(x))
     if rows.ndim > 2:
         raise ValueError(f"x must have shape (d,) or (T, d), got {rows.shape}.")
     constant = slope * math.sqrt(np.max(np.sum(np.square(rows), axis=-1)))
@@ -149,7 +155,7 @@ def strong_convexity(prior: Gaussian) -> float:
         raise TypeError(
             f"strong_convexity is known for {able('from_root')} priors, got {type(prior).__name__}."
         )
-    root = np.asarray(family_of(prior).root(prior), np.float64)
+    root = doubles(family_of(prior).root(prior))
     return 1.0 / float(
         np.max(np.square(root)) if root.ndim == 1 else np.linalg.norm(root, 2) ** 2
     )
@@ -160,5 +166,5 @@ def _finite_box(box: Box | Ball, d: int) -> tuple[np.ndarray, np.ndarray]:
     hint = "The theorem needs a bounded set: run the rule in a box with finite bounds."
     for name, bound in box._asdict().items():
         check_numbers(bound, f"box.{name}", "(0, inf)", hint=hint)
-    loc, scale = (np.broadcast_to(np.asarray(bound, np.float64), (d,)) for bound in box)
+    loc, scale = (np.broadcast_to(doubles(bound), (d,)) for bound in box)
     return loc, scale

@@ -6,7 +6,7 @@ make one on the average distance.
 
 import numpy as np
 
-from numpyro_tempered.core import ArrayLike, check_numbers
+from numpyro_tempered.core import ArrayLike, check_numbers, doubles
 from numpyro_tempered.theory.bounds.renyi import check_order
 
 
@@ -37,7 +37,7 @@ def change_order(divergence: ArrayLike, order: float, to: float) -> np.ndarray:
         (1.0, 0.25)
     """
     a, b = check_order(order), check_order(to)
-    value = np.asarray(check_numbers(divergence, "divergence", "[0, inf]"), np.float64)
+    value = doubles(check_numbers(divergence, "divergence", "[0, inf]"))
     if b <= a:
         return value
     if b < 1.0:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_tempered.core import ArrayLike, check_choice
+from numpyro_tempered.core import ArrayLike, check_choice, doubles
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.arviz import assemble, dataset, versions
 from numpyro_tempered.theory.bounds.base import Bound, online_to_batch
@@ -180,9 +180,7 @@ def _stack(losses: Mapping[str, Losses]) -> tuple[np.ndarray, np.ndarray, bool]:
             raise ValueError(
                 f"losses[{name!r}] must be Losses, as run returns them, got {type(value).__name__}."
             )
-    pairs = [
-        [np.asarray(part, np.float64) for part in value] for value in losses.values()
-    ]
+    pairs = [[doubles(part) for part in value] for value in losses.values()]
     shapes = {
         name: part.shape
         for name, pair in zip(losses, pairs, strict=True)
@@ -252,7 +250,7 @@ def _bound_by_round(
     name: str, bound: Bound, best: np.ndarray, num_replications: int
 ) -> np.ndarray:
     """Bounds on the regret and on the cumulative loss, (2, round), for the cumulative loss of the best θ."""
-    value, num_rounds = np.asarray(bound.value, np.float64), len(best)
+    value, num_rounds = doubles(bound.value), len(best)
     if value.shape not in ((), (num_rounds,), (num_replications, num_rounds)):
         raise ValueError(
             f"bounds[{name!r}] must be for the last of the {num_rounds} rounds or for every one, got shape "
@@ -297,7 +295,7 @@ def _batch_group(
     regret: np.ndarray,
     num_rounds: int,
 ) -> "xr.Dataset":
-    points = {name: np.asarray(value, np.float64) for name, value in averages.items()}
+    points = {name: doubles(value) for name, value in averages.items()}
     shapes = {name: point.shape for name, point in points.items()}
     if len(set(shapes.values())) > 1 or any(
         point.ndim not in (1, 2) for point in points.values()

@@ -12,6 +12,7 @@ from numpyro_tempered.core import (
     check_count,
     check_number,
     check_numbers,
+    doubles,
 )
 
 ROWS = "the rows are independent and identically distributed, and new data too; num_data counts independent ones"
@@ -136,16 +137,13 @@ def pac_bayes(
     _check_draws(num_draws, delta_draws, grid_size)
     check_count(num_data, "num_data")
     check_number(delta, "delta", "(0, 1)", hint="It is a probability of failure.")
-    risk = np.asarray(
-        check_numbers(empirical_risk, "empirical_risk", f"[{lower}, {upper}]"),
-        np.float64,
+    risk = doubles(
+        check_numbers(empirical_risk, "empirical_risk", f"[{lower}, {upper}]")
     )
     hint = "That of a point is infinite: fit a guide with a scale."
-    kls = np.asarray(check_numbers(kl, "kl", "[0, inf)", hint=hint), np.float64)
+    kls = doubles(check_numbers(kl, "kl", "[0, inf)", hint=hint))
     hint = "It is the logarithm of a weight."
-    weights = np.asarray(
-        check_numbers(log_prior, "log_prior", "(-inf, 0]", hint=hint), np.float64
-    )
+    weights = doubles(check_numbers(log_prior, "log_prior", "(-inf, 0]", hint=hint))
     share = np.clip((risk - start) / width, 0.0, 1.0)
     assumptions = [
         ROWS,
@@ -224,9 +222,7 @@ def invert_kl(share: ArrayLike, budget: ArrayLike) -> np.ndarray:
     Returns:
         q, rounded up by at most :math:`10^{-15}`.
     """
-    p, c = np.broadcast_arrays(
-        np.asarray(share, np.float64), np.asarray(budget, np.float64)
-    )
+    p, c = np.broadcast_arrays(doubles(share), doubles(budget))
     low, high = p.copy(), np.ones_like(p)
     # By Pinsker's inequality the answer is no further; a bracket that is short where c is.
     high = np.minimum(high, p + np.sqrt(c / 2.0) + 1e-15)
@@ -292,7 +288,7 @@ def _check_temperatures(
     if inverse_temperature is None:
         return None
     check_numbers(inverse_temperature, "inverse_temperature", "(0, inf)")
-    grid = np.atleast_1d(np.asarray(inverse_temperature, np.float64))
+    grid = np.atleast_1d(doubles(inverse_temperature))
     if grid.ndim != 1 or grid.size == 0:
         raise ValueError(
             f"inverse_temperature must be a number or a grid (m,), got shape {grid.shape}."

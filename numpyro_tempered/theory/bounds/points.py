@@ -6,7 +6,7 @@ narrow distribution around the point takes its place; how narrow is the choice t
 
 import numpy as np
 
-from numpyro_tempered.core import ArrayLike, check_numbers
+from numpyro_tempered.core import ArrayLike, check_numbers, doubles
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of, is_gaussian
 from numpyro_tempered.online.rates import point_kl
 from numpyro_tempered.theory.bounds import base as bounds
@@ -124,11 +124,8 @@ def sva_point(
             f"sva_point compares under a MeanField prior, got {type(prior).__name__}: for another family give "
             "kl and comparator to sva."
         )
-    loc, unit = (
-        np.asarray(prior.loc, np.float64),
-        np.asarray(family_of(prior).root(prior), np.float64),
-    )
-    point = np.asarray(check_numbers(theta, "theta"), np.float64)
+    loc, unit = (doubles(prior.loc), doubles(family_of(prior).root(prior)))
+    point = doubles(check_numbers(theta, "theta"))
     if point.shape != loc.shape:
         raise ValueError(
             f"theta must have shape {loc.shape}, as the prior's means, got {point.shape}."
@@ -138,7 +135,7 @@ def sva_point(
         sigma = _least_scale(weight, unit)
     else:
         sigma = np.broadcast_to(
-            np.asarray(check_numbers(scale, "scale", "(0, inf)"), np.float64), loc.shape
+            doubles(check_numbers(scale, "scale", "(0, inf)")), loc.shape
         )
     ratio = sigma / unit
     spread = np.sum(0.5 * np.square(ratio) - 0.5 - np.log(ratio), axis=-1)

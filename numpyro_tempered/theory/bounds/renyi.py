@@ -19,6 +19,7 @@ from numpyro_tempered.core import (
     check_number,
     check_numbers,
     double_precision,
+    doubles,
 )
 
 
@@ -162,7 +163,7 @@ def renyi_exponential_family(
     """
     order = check_order(order)
     p, r = (
-        np.asarray(check_numbers(eta, name), np.float64)
+        doubles(check_numbers(eta, name))
         for name, eta in (("eta0", eta0), ("eta1", eta1))
     )
     if p.ndim < 1 or r.ndim < 1 or p.shape[-1] != r.shape[-1]:
@@ -172,7 +173,7 @@ def renyi_exponential_family(
     p, r = np.broadcast_arrays(p, r)
     value = jnp.vectorize(log_partition, signature="(d)->()")
     with double_precision():
-        at_p, at_r = (np.asarray(value(jnp.asarray(eta)), np.float64) for eta in (p, r))
+        at_p, at_r = (doubles(value(jnp.asarray(eta))) for eta in (p, r))
         if not (np.isfinite(at_p).all() and np.isfinite(at_r).all()):
             raise ValueError(
                 "log_partition is not finite at eta0 or eta1: they must lie inside of its domain."
@@ -181,12 +182,8 @@ def renyi_exponential_family(
             slope = jnp.vectorize(jax.grad(log_partition), signature="(d)->(d)")(
                 jnp.asarray(p)
             )
-            return np.maximum(
-                at_r - at_p - ((r - p) * np.asarray(slope, np.float64)).sum(-1), 0.0
-            )
-        between = np.asarray(
-            value(jnp.asarray(order * p + (1.0 - order) * r)), np.float64
-        )
+            return np.maximum(at_r - at_p - ((r - p) * doubles(slope)).sum(-1), 0.0)
+        between = doubles(value(jnp.asarray(order * p + (1.0 - order) * r)))
     gap = (between - order * at_p - (1.0 - order) * at_r) / (order - 1.0)
     return np.where(np.isfinite(between), np.maximum(gap, 0.0), np.inf)
 
@@ -229,7 +226,7 @@ def _log_diagonal(root: np.ndarray) -> np.ndarray:
 
 
 def _numbers(name: str, value: ArrayLike, interval: str = "(-inf, inf)") -> np.ndarray:
-    array = np.asarray(check_numbers(value, name, interval), np.float64)
+    array = doubles(check_numbers(value, name, interval))
     if array.size == 0:
         raise ValueError(f"{name} must be finite and not empty, got {value!r}.")
     return array
@@ -284,7 +281,7 @@ def renyi_discrete(order: float, p: ArrayLike, r: ArrayLike) -> np.ndarray:
     order = check_order(order)
     arrays = []
     for name, value in (("p", p), ("r", r)):
-        array = np.asarray(value, np.float64)
+        array = doubles(value)
         if (
             array.ndim < 1
             or not np.all(array >= 0)
@@ -356,7 +353,7 @@ def renyi_quadrature(
     log_weights = np.log(half * weight).ravel()
     logs = []
     for name, density in (("log_p", log_p), ("log_r", log_r)):
-        values = np.asarray(density(nodes), np.float64)
+        values = doubles(density(nodes))
         if values.ndim < 1 or values.shape[-1] != nodes.size:
             raise ValueError(
                 f"{name} returned shape {values.shape} for {nodes.size} nodes: the last axis must be the nodes."

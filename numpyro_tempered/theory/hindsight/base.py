@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core import ArrayLike, add_repr, check_number, check_numbers
+from numpyro_tempered.core import (
+    ArrayLike,
+    add_repr,
+    check_number,
+    check_numbers,
+    doubles,
+)
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box
 
@@ -114,7 +120,7 @@ def as_data(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: If the shapes are others or a value is not finite.
     """
-    rows, outcomes = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    rows, outcomes = doubles(x), doubles(y)
     if rows.ndim != 2 or rows.shape[0] == 0 or outcomes.shape != rows.shape[:1]:
         raise ValueError(
             f"expected x of shape (T, d) and y of shape (T,), got {rows.shape}, {outcomes.shape}."
@@ -136,4 +142,4 @@ def as_radius(box: Box | Ball | None) -> float:
 def as_bounds(box: Box | Ball | None, rows: np.ndarray) -> np.ndarray:
     """Bounds on |θ_j|, shape ``(d,)``."""
     bound = check_numbers(math.inf if box is None else box.loc, "box.loc", "(0, inf]")
-    return np.array(np.broadcast_to(np.asarray(bound, np.float64), rows.shape[1:]))
+    return np.array(np.broadcast_to(doubles(bound), rows.shape[1:]))

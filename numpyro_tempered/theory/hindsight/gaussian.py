@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, ArrayLike, add_repr, map_batches
+from numpyro_tempered.core import Array, ArrayLike, add_repr, doubles, map_batches
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.families.base import (
     Gaussian,
@@ -99,26 +99,21 @@ def gaussian(
         value, slope = _objective(
             expectation, jnp.asarray(free), prior, step_size, arrays
         )
-        return float(value), np.asarray(slope, np.float64)
+        return float(value), doubles(slope)
 
     options = {"maxiter": 2000, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-10}
     q = _gaussian_at(
         jnp.asarray(minimise(objective, np.zeros(len(lower)), lower, upper, **options)),
         prior,
     )
-    expected = np.asarray(_by_round(expectation, q, arrays), np.float64)
+    expected = doubles(_by_round(expectation, q, arrays))
     return GaussianComparator(q, expected, float(family_of(prior).kl(q, prior)))
 
 
 def _limits(prior: Gaussian, box: Box) -> tuple[np.ndarray, np.ndarray]:
     """The box in the free coordinates of a mean-field Gaussian."""
-    centre, unit = (
-        np.asarray(leaf, np.float64)
-        for leaf in (prior.loc, family_of(prior).root(prior))
-    )
-    loc, scale = (
-        np.broadcast_to(np.asarray(bound, np.float64), centre.shape) for bound in box
-    )
+    centre, unit = (doubles(leaf) for leaf in (prior.loc, family_of(prior).root(prior)))
+    loc, scale = (np.broadcast_to(doubles(bound), centre.shape) for bound in box)
     lower = np.concatenate([(-loc - centre) / unit, np.full(centre.shape, -np.inf)])
     return lower, np.concatenate([(loc - centre) / unit, np.log(scale / unit)])
 

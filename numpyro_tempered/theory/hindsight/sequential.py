@@ -11,6 +11,7 @@ from numpyro_tempered.core import (
     Array,
     ArrayLike,
     add_repr,
+    at_index,
     check_number,
     check_numbers,
 )
@@ -136,7 +137,7 @@ def _fits(
         return add([of_evaluation(q, past, rate), derivatives_of(term, q)])
 
     def one(q: Gaussian, t: Array) -> tuple[Gaussian, tuple[Gaussian, Losses, Array]]:
-        row = jax.tree.map(lambda leaf: leaf[t], data)
+        row = at_index(data, t)
         at_q = expectation.evaluate(q, *row, curvature="none")
         objective = Objective(
             evaluate, (of_gaussian(prior), jnp.arange(num_rounds) <= t)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, ArrayLike
+from numpyro_tempered.core import Array, ArrayLike, doubles
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box
@@ -121,7 +121,7 @@ def convex(
             "the expectation has no loss function: give the loss as a function (theta, *data)."
         )
     arrays = jax.tree.map(jnp.asarray, data)
-    origin = np.asarray(init, np.float64)
+    origin = doubles(init)
     bound, radius = base.as_bounds(box, origin[None, :]), base.as_radius(box)
 
     @jax.jit
@@ -131,7 +131,7 @@ def convex(
 
     def evaluate(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         losses, slope = parts(jnp.asarray(theta))
-        return np.asarray(losses, np.float64), np.asarray(slope, np.float64)
+        return doubles(losses), doubles(slope)
 
     first = evaluate(origin)[0]
     if first.ndim != 1 or not np.all(np.isfinite(first)):
