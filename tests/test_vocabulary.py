@@ -114,7 +114,7 @@ BANNED = {
     "wanted",
     "widest",
 }
-# Words of no field, and the rooms that still have them.
+# Words of no field.
 INVENTED = {
     "Beginning",
     "Climb",
@@ -131,7 +131,6 @@ INVENTED = {
     "visit",
     "whole",
 }
-WITH_INVENTED = {"handlers", "infer", "select"}
 # Documents that no reader has, and sentences that read as translated.
 PRIVATE = re.compile(
     r"\b(?:MATH|DESIGN|HOUSE|STYLE|NUMPYRO|BUILD)\.md\b|\b(?:MATH|DESIGN|HOUSE|STYLE),? section\b"
@@ -260,7 +259,7 @@ def assigned_names(tree):
 @pytest.mark.parametrize("room", ROOMS)
 def test_names_are_nouns_and_verbs(room):
     paths = [path for path in MODULES if module_of(path) == room]
-    words = BANNED if room in WITH_INVENTED else BANNED | INVENTED
+    words = BANNED | INVENTED
     banned = {
         f"{identify(path)}:{line}": name
         for path in paths

@@ -127,15 +127,15 @@ def model_arguments(
             zip(kwargs, parts[len(args) :], strict=True)
         )
 
-    whole = read(_plain)
-    if any(map(_is_odd, jax.tree.leaves(whole, is_leaf=is_list))) and not _runs(
-        model, *whole
+    result = read(_plain)
+    if any(map(_is_odd, jax.tree.leaves(result, is_leaf=is_list))) and not _runs(
+        model, *result
     ):
         # The model uses them as data; else it looks at them on the host.
-        whole = read(_numbers)
+        result = read(_numbers)
     if finite:
-        _check_finite(model, whole[0], whole[1], labels)
-    return whole
+        _check_finite(model, result[0], result[1], labels)
+    return result
 
 
 def argument_columns(

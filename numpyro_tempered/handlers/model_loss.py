@@ -22,7 +22,7 @@ from numpyro_tempered.handlers.likelihood import (
     weight,
 )
 from numpyro_tempered.handlers.numpyro_private import Unpacks, unpacker
-from numpyro_tempered.handlers.requirements import require, whole_plates
+from numpyro_tempered.handlers.requirements import full_plates, require
 from numpyro_tempered.handlers.robust import BetaLikelihood
 
 # What one flat Gaussian of all latents asks of a model, and an online rule besides.
@@ -76,7 +76,7 @@ def model_loss(
             return biject_to(site["fn"].support)(values[site["name"]])
 
         at_theta = handlers.substitute(model, substitute_fn=constrain)
-        with RUNNING, whole_plates():
+        with RUNNING, full_plates():
             trace = get_trace(
                 handlers.substitute(at_theta, substitute_fn=fill), args, kwargs
             )
@@ -111,30 +111,30 @@ def model_loss(
     def sites_given(
         u: Array, theta: Array, args: tuple, kwargs: dict
     ) -> tuple[Trace, Shape, Shape]:
-        whole: Shape = ()
+        form: Shape = ()
 
         def fill(site: Site) -> Array | None:
-            nonlocal whole
+            nonlocal form
             if site["name"] != predictor or site["type"] != "deterministic":
                 return None
             # The model's own value has the shape that u is to take.
-            whole = jnp.shape(site["value"])
-            return jnp.reshape(u, whole)
+            form = jnp.shape(site["value"])
+            return jnp.reshape(u, form)
 
         sites = likelihood_sites(run(theta, args, kwargs, fill))
-        return sites, whole if num_outputs is None else whole[:-1], whole
+        return sites, form if num_outputs is None else form[:-1], form
 
     def losses_at(
         u: Array, theta: Array, args: tuple, kwargs: dict
     ) -> tuple[Array, Array]:
-        sites, shape, whole = sites_given(u, theta, args, kwargs)
+        sites, shape, form = sites_given(u, theta, args, kwargs)
         values, weights = [], []
         for name, site in sites.items():
             value = -untempered_log_prob(site)
             if value.shape != shape:
                 raise ValueError(
                     f"observed site {name!r} has log-probabilities of shape {value.shape}, predictor "
-                    f"{predictor!r} has shape {whole}: one datum must depend on one predictor, or on K of them "
+                    f"{predictor!r} has shape {form}: one datum must depend on one predictor, or on K of them "
                     "with num_outputs=K. Use monte_carlo() for other models."
                 )
             values.append(jnp.ravel(value).astype(theta.dtype))

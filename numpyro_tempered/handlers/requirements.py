@@ -63,7 +63,7 @@ def check_data(trace: Trace) -> None:
         likelihood.check_values(site)
 
 
-class whole_plates(Messenger):
+class full_plates(Messenger):
     """Refuse a plate that holds a part of its data, before the model draws which."""
 
     def process_message(self, msg: Site) -> None:

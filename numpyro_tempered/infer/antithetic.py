@@ -119,11 +119,11 @@ class mirror(Messenger):
         transforms = [
             transform for part in outer for transform in getattr(part, "transforms", ())
         ]
-        is_whole = all(
+        is_complete = all(
             isinstance(part, _SHAPES) for part in parts[len(outer) : -1]
         )  # such as not truncated
         is_symmetric = (
-            is_whole
+            is_complete
             and isinstance(parts[-1], _SYMMETRIC)
             and not any(map(_is_flow, transforms))
         )

@@ -37,7 +37,7 @@ from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.powers import as_operands
-from numpyro_tempered.handlers.requirements import whole_plates
+from numpyro_tempered.handlers.requirements import full_plates
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.coordinates import MAX_LATENTS
@@ -518,7 +518,7 @@ def _check_model(
     model: temper, latents: Latents, at: Array, args: tuple, kwargs: dict
 ) -> None:
     def trace_at(flat: Array) -> Trace:
-        with handlers.block(), whole_plates():
+        with handlers.block(), full_plates():
             return trace_unconstrained(model, latents.unpack(flat), args, kwargs)
 
     with numpyro.validation_enabled(False):

@@ -20,7 +20,7 @@ NUM_DRAWS = 64
 AIM = 0.01
 
 
-class GaussianSettler(NamedTuple):
+class GaussianBatchFitter(NamedTuple):
     """A free energy of K models at a time.
 
     Attributes:
@@ -82,7 +82,7 @@ class GaussianSettler(NamedTuple):
         return Fitted(params, losses, evidence, results.posterior)
 
 
-def gaussian_settler(
+def gaussian_batch_fitter(
     rng_key: Array,
     model_of: ModelOf,
     guide: Guide,
@@ -94,7 +94,7 @@ def gaussian_settler(
     tolerance: float,
     max_evaluations: int = 200,
     batch: Batch = GRID,
-) -> GaussianSettler:
+) -> GaussianBatchFitter:
     """What fits a Gaussian guide to K models at a time, by an expectation of their likelihood.
 
     Args:
@@ -127,7 +127,7 @@ def gaussian_settler(
     def params_of(axes: PyTree, posteriors: Gaussian) -> dict:
         return run_program(jax.vmap(to_params), posteriors)
 
-    return GaussianSettler(
+    return GaussianBatchFitter(
         q, energy.objective, params_of, tolerance, max_evaluations, batch
     )
 

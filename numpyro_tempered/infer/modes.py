@@ -109,14 +109,14 @@ def find_modes(
 ) -> Modes:
     """The distinct modes that Newton's method reaches from many points; there may be none."""
 
-    def climb(points: Array, data: PyTree) -> tuple[Array, ...]:
+    def ascend(points: Array, data: PyTree) -> tuple[Array, ...]:
         f = partial(lambda data, theta: potential(theta, data), data)
         # One by one: side by side all would take the steps of the slowest.
         modes = jax.lax.map(partial(find_mode, f), points)
         return modes.loc, modes.root, modes.is_mode, jax.vmap(f)(modes.loc)
 
     loc, root, is_mode, f = (
-        np.asarray(part) for part in run_program(climb, points, data)
+        np.asarray(part) for part in run_program(ascend, points, data)
     )
     return distinct_modes(loc, root, f, is_mode)
 

@@ -35,8 +35,8 @@ from numpyro_tempered.handlers.model_loss import ONLINE, model_loss
 from numpyro_tempered.handlers.requirements import (
     describe_outside,
     fixed_support,
+    full_plates,
     require,
-    whole_plates,
 )
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_start
 from numpyro_tempered.infer.set_up import first_call
@@ -82,7 +82,7 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
         ValueError: If a plate subsamples, nothing is observed, a latent is local, the model has params, or
             some factor is a prior term.
     """
-    with handlers.block(), whole_plates():
+    with handlers.block(), full_plates():
         try:
             # Not under a transformation: a model may keep what it computes in its first run.
             trace = likelihood.get_trace(handlers.seed(model, rng_key), args, kwargs)

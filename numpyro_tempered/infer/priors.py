@@ -26,7 +26,7 @@ from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import PRIOR_FACTOR, Trace
 from numpyro_tempered.handlers.model_loss import FLAT
-from numpyro_tempered.handlers.requirements import require, whole_plates
+from numpyro_tempered.handlers.requirements import full_plates, require
 from numpyro_tempered.handlers.robust import BetaLikelihood
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.online_checks import trace_unconstrained
@@ -140,7 +140,7 @@ def closed_priors(
     """
 
     def trace_at(flat: Array) -> Trace:
-        with handlers.block(), whole_plates():
+        with handlers.block(), full_plates():
             return trace_unconstrained(model, latents.unpack(flat), args, kwargs)
 
     def parameters(flat: Array) -> dict[str, tuple[Array, ...]]:

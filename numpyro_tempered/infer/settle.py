@@ -348,7 +348,7 @@ class Fitted(NamedTuple):
     ends: PyTree
 
 
-class Settler(NamedTuple):
+class BatchFitter(NamedTuple):
     """What is compiled to fit a guide to K models at a time.
 
     Attributes:
@@ -422,7 +422,7 @@ class Settler(NamedTuple):
         return Fitted(self.params_of(axes, run.z), run.losses, evidence, (axes, run.z))
 
 
-def settler(
+def batch_fitter(
     rng_key: Array,
     model_of: ModelOf,
     guide: Guide,
@@ -434,7 +434,7 @@ def settler(
     num_steps: int,
     tolerance: float,
     batch: Batch = GRID,
-) -> Settler:
+) -> BatchFitter:
     """What fits a guide to K models at a time.
 
     Args:
@@ -508,7 +508,7 @@ def settler(
     def params_of(axes: PyTree, z: PyTree) -> Params:
         return run_program(jax.vmap(to_params), axes, z)
 
-    return Settler(
+    return BatchFitter(
         starts,
         without_mode,
         axes_of,

@@ -38,7 +38,7 @@ from numpyro_tempered.report.arviz import Coords, Dims, assemble, dataset, versi
 from numpyro_tempered.report.draws import name_of, plate_dims
 from numpyro_tempered.select.alpha.guides import (
     GuideOptions,
-    build_settler,
+    build_fitter,
     check_guide_options,
     draw,
     list_alphas,
@@ -239,7 +239,7 @@ def _fit(
     """Fit the guide at every alpha, side by side, and draw from each fit."""
     start_key, fit_key, key = jax.random.split(rng_key, 3)
     inputs = (jax.device_put(grid),)
-    fitter = build_settler(
+    fitter = build_fitter(
         start_key, data, guide, lambda alpha: temper(data.model, alpha), inputs, options
     )
     fitted = fitter.fit(fit_key, inputs)

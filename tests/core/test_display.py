@@ -18,7 +18,7 @@ OTHERS = {
     "Draws", "Evaluation", "Expectation", "Family", "Finding", "Forgetting", "FullRank", "Gain", "Grid",
     "Imputed", "LoadedUpdate", "Location", "LogDensity", "LogTrueDensity", "LowRank", "MeanField",
     "Method", "Moments", "NoisePosterior", "Objective", "Partitioned", "Pending", "Plan", "Posterior", "Prior",
-    "Rows", "Rule", "Scores", "Skipping", "SpikeSlab", "Standardisation", "Start", "TemperedELBO", "Verdict",
+    "Rows", "Rule", "Scores", "Skipping", "SpikeSlab", "Standardisation", "Start", "TemperedELBO", "Decision",
     "Weighing", "WeightedPosteriors",
 }  # fmt: skip
 

@@ -673,7 +673,11 @@ def test_a_plate_around_temper_is_seen_or_refused(x64):
             ValueError,
             r"one alpha for all sites.*mapping or an array",
         ),
-        ({"alpha": 0.5, "local_plates": "n"}, TypeError, "local_plates must be a collection of names"),
+        (
+            {"alpha": 0.5, "local_plates": "n"},
+            TypeError,
+            "local_plates must be a collection of names",
+        ),
     ],
 )
 def test_arguments_that_are_refused(kwargs, error, match):

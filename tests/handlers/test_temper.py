@@ -175,7 +175,9 @@ def test_a_factory_decorates_one_callable():
         nt.temper(alpha=0.5)(1.0)
     with pytest.raises(TypeError, match=r"factors.*collection of names, got"):
         nt.temper(normal, alpha=0.5, factors="bonus")
-    with pytest.raises(TypeError, match=r"local_plates must be a collection of names, got"):
+    with pytest.raises(
+        TypeError, match=r"local_plates must be a collection of names, got"
+    ):
         nt.temper(normal, alpha=0.5, local_plates="n")
 
 

@@ -62,7 +62,7 @@ def stream():
 
 def choice(method, num_samples=20):
     fixed = nt.alpha.Criterion(
-        "fixed", "none", None, lambda *_: nt.alpha.Verdict(ALPHA, {}, {}, "As told.")
+        "fixed", "none", None, lambda *_: nt.alpha.Decision(ALPHA, {}, {}, "As told.")
     )
     options = {"criterion": fixed, "alphas": [ALPHA, 1.0], "num_samples": num_samples}
     return nt.select_alpha(KEY, model, method, X, Y, num_warmup=200, **options)

@@ -17,11 +17,11 @@ from numpyro_tempered.infer.fixed_steps import (
     judge_losses,
     late_fall,
 )
-from numpyro_tempered.select.alpha.base import Plan, Query, Task
+from numpyro_tempered.select.alpha.base import Plan, Request, Task
 from numpyro_tempered.select.alpha.driver import insert_row
 from numpyro_tempered.select.alpha.guides import (
     GuideOptions,
-    build_settler,
+    build_fitter,
     check_converged,
 )
 from numpyro_tempered.select.alpha.model_data import build_method, check_alphas
@@ -81,7 +81,7 @@ def settled(method, options=OPTIONS, y=Y):
     guide = build_method(method, nt.temper(data.model, 1.0))
     weights = [jnp.ones((2, 3)), jnp.tile(jnp.array([1.0, 1.0, 0.0]), (2, 1))]
     inputs = [(jnp.asarray(ALPHAS), each) for each in weights]
-    fitter = build_settler(KEY, data, guide, data.reweighted, inputs[0], options)
+    fitter = build_fitter(KEY, data, guide, data.reweighted, inputs[0], options)
     whole = fitter.fit(KEY, inputs[0])
     return whole, fitter.fit(KEY, inputs[1], whole.ends)
 
@@ -163,11 +163,11 @@ def test_a_power_without_a_mode_takes_the_axes_of_the_nearest_that_has_one():
 def test_each_plan_gets_its_own_posteriors():
     first = Plan(np.array([[1.0, 0.0], [0.0, 1.0]]), None)
     second = Plan(np.array([[2.0, 0.0]]), None)
-    query = Query(ALPHAS, (first, second), pointwise=False)
-    np.testing.assert_array_equal(query.weights(2), [[1, 1], [1, 0], [0, 1], [2, 0]])
+    request = Request(ALPHAS, (first, second), pointwise=False)
+    np.testing.assert_array_equal(request.weights(2), [[1, 1], [1, 0], [0, 1], [2, 0]])
     # Two alphas and four posteriors at each: all data, two of the first plan, one of the second.
     summary = np.arange(8.0).reshape(2, 4)
-    of_first, of_second = query.split([{"a": summary}, summary])
+    of_first, of_second = request.split([{"a": summary}, summary])
     np.testing.assert_array_equal(of_first["a"], [[1, 5], [2, 6]])
     np.testing.assert_array_equal(of_second, [[3, 7]])
 

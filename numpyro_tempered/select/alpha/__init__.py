@@ -3,9 +3,9 @@
 from numpyro_tempered.select.alpha.base import (
     AlphaChoice,
     Criterion,
+    Decision,
     Draws,
     Plan,
-    Verdict,
 )
 from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher
 from numpyro_tempered.select.alpha.coverage import check_coverage
@@ -23,10 +23,10 @@ __all__ = [
     "AlphaChoice",
     "CoverageCheck",
     "Criterion",
+    "Decision",
     "DependenceWarning",
     "Draws",
     "Plan",
-    "Verdict",
     "bootstrap_fisher",
     "calibrated_powers",
     "check_coverage",

@@ -162,7 +162,7 @@ class Plan(NamedTuple):
     reduce: Callable[[Draws], Summary]
 
 
-class Query(NamedTuple):
+class Request(NamedTuple):
     """The posteriors that criteria need together.
 
     Attributes:
@@ -190,7 +190,7 @@ class Query(NamedTuple):
         ]
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """The decision of a criterion.
 
     Attributes:
@@ -215,24 +215,24 @@ class Criterion(NamedTuple):
         aim: Its aim: risk, coverage, ...
         plan: From a key and the task to the :class:`Plan`; None where it needs no posterior.
         decide: From a key, the task, the grid of alphas ``(A,)`` and the plan's reduced draws, with axes
-            ``(P, A)`` in front (None without a plan), to the :class:`Verdict`.
+            ``(P, A)`` in front (None without a plan), to the :class:`Decision`.
         refusal: Why it must not choose alpha, of a mere diagnostic; else None.
         pointwise: Whether ``decide`` gets, instead of reduced draws, the log-likelihood of each datum at the
             draws of each posterior, ``(A, C, S, n)`` for C chains.
         stream: For online rules: from a key, the grid, the dependence of the rounds, and a function from an order
-            of them to the losses of a pass in that order, ``(A, T)``, to the verdict. None where the criterion
+            of them to the losses of a pass in that order, ``(A, T)``, to the decision. None where the criterion
             needs posteriors that a stream does not have.
     """
 
     name: str
     aim: str
     plan: Callable[[Array, Task], Plan] | None
-    decide: Callable[[Array, Task, np.ndarray, Summary], Verdict]
+    decide: Callable[[Array, Task, np.ndarray, Summary], Decision]
     refusal: str | None = None
     pointwise: bool = False
     stream: (
         Callable[
-            [Array, np.ndarray, Dependence, Callable[[np.ndarray], Losses]], Verdict
+            [Array, np.ndarray, Dependence, Callable[[np.ndarray], Losses]], Decision
         ]
         | None
     ) = None

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core import Array, check_count, doubles, jacobian
-from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
+from numpyro_tempered.select.alpha.base import Criterion, Decision, Task
 from numpyro_tempered.select.alpha.data_weights import over_resamples
 from numpyro_tempered.select.alpha.dependence import resample_counts
 from numpyro_tempered.select.alpha.minimise import minimise
 from numpyro_tempered.select.alpha.sandwich import (
     Flat,
-    coverage_verdict,
+    coverage_decision,
     estimate_of,
     run_differentiated,
 )
@@ -78,13 +78,13 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
         ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
         >>> y = 2.0 * jnp.array([-1.0, 1.0] * 10)
         >>> key = jax.random.key(0)
-        >>> verdict = bootstrap_fisher().decide(key, Task(model, key, (y,), {}), jnp.ones(1), None)
-        >>> 0.15 < verdict.alpha < 0.35
+        >>> decision = bootstrap_fisher().decide(key, Task(model, key, (y,), {}), jnp.ones(1), None)
+        >>> 0.15 < decision.alpha < 0.35
         True
     """
     check_count(num_bootstrap, "num_bootstrap", 20)
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
+    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Decision:
         estimate = estimate_of(task)
         # The limit of many data, whose relative sampling error is that of alpha.
         limit, sampling = estimate.evaluate(lambda _, j, i: jnp.trace(j) / jnp.trace(i))
@@ -109,7 +109,7 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
         )
         se = math.hypot(alpha * float(sampling / limit), resampling)
         what = "the exact posterior's intervals"
-        return coverage_verdict(
+        return coverage_decision(
             "bootstrap_fisher()",
             alpha,
             se,

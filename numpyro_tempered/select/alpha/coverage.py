@@ -38,13 +38,13 @@ from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.settle import DATA_SETS
 from numpyro_tempered.infer.svi import NUM_STEPS
 from numpyro_tempered.report.arviz import Coords, Dims
-from numpyro_tempered.select.alpha.base import Draws, Plan, Query, Task
+from numpyro_tempered.select.alpha.base import Draws, Plan, Request, Task
 from numpyro_tempered.select.alpha.coverage_report import CoverageCheck, Refits, report
 from numpyro_tempered.select.alpha.data_sets import fit_data_sets, pick, width_of
 from numpyro_tempered.select.alpha.dependence import Block, num_units, resample_counts
 from numpyro_tempered.select.alpha.guides import (
     GuideOptions,
-    build_settler,
+    build_fitter,
     check_guide_options,
     draw,
 )
@@ -306,7 +306,7 @@ def _fit(
         return task.reweighted(alpha, weights)
 
     first = pick(inputs, np.arange(width_of(inputs)))
-    fitter = build_settler(
+    fitter = build_fitter(
         start_key, task, guide, model_of, first, design.guides, batch=DATA_SETS
     )
     params, converged = fit_data_sets(run_key, fitter, inputs)
@@ -349,6 +349,10 @@ def _sample(
     def reduce(draws: Draws) -> Refits:
         return summarise(draws.values, None, design.levels)
 
-    query = Query(np.array([design.alpha]), (Plan(weights, reduce),), pointwise=False)
-    (summary,) = sample_all(rng_key, task, method, kernel, query, design.mcmc).summaries
+    request = Request(
+        np.array([design.alpha]), (Plan(weights, reduce),), pointwise=False
+    )
+    (summary,) = sample_all(
+        rng_key, task, method, kernel, request, design.mcmc
+    ).summaries
     return jax.tree.map(lambda leaf: leaf[:, 0], summary), np.ones(len(weights), bool)

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from numpyro_tempered.core import Array, Params
-from numpyro_tempered.infer.gaussian_many import GaussianSettler
-from numpyro_tempered.infer.settle import Settler
+from numpyro_tempered.infer.gaussian_many import GaussianBatchFitter
+from numpyro_tempered.infer.settle import BatchFitter
 from numpyro_tempered.select.alpha.guides import unconverged
 
 # How often data sets are fitted whose fits do not converge, and the quorum of the later rounds.
@@ -26,7 +26,9 @@ def pick(inputs: tuple[np.ndarray, ...], numbers: np.ndarray) -> tuple[Array, ..
 
 
 def fit_data_sets(
-    rng_key: Array, fitter: Settler | GaussianSettler, inputs: tuple[np.ndarray, ...]
+    rng_key: Array,
+    fitter: BatchFitter | GaussianBatchFitter,
+    inputs: tuple[np.ndarray, ...],
 ) -> tuple[Params, np.ndarray]:
     """Fit all data sets.
 
@@ -41,7 +43,7 @@ def fit_data_sets(
     size, width = len(inputs[0]), width_of(inputs)
     pending = np.arange(size)
     params: Params | None = None
-    for _ in range(MOST_ROUNDS if isinstance(fitter, Settler) else 1):
+    for _ in range(MOST_ROUNDS if isinstance(fitter, BatchFitter) else 1):
         failed = []
         for some in np.split(pending, range(width, len(pending), width)):
             rng_key, key = jax.random.split(rng_key)
@@ -52,10 +54,10 @@ def fit_data_sets(
                     lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype),
                     fitted.params,
                 )
-            for whole, part in zip(
+            for all_rows, part in zip(
                 jax.tree.leaves(params), jax.tree.leaves(fitted.params), strict=True
             ):
-                whole[some] = np.asarray(part)[: len(some)]
+                all_rows[some] = np.asarray(part)[: len(some)]
             failed.append(some[unconverged(fitted.evidence)[: len(some)]])
         is_stuck = sum(map(len, failed)) == len(pending)
         pending = np.concatenate(failed)
@@ -63,7 +65,7 @@ def fit_data_sets(
             break
         fitter = (
             fitter._replace(quorum=LATER_QUORUM)
-            if isinstance(fitter, Settler)
+            if isinstance(fitter, BatchFitter)
             else fitter
         )
     return jax.device_put(params), ~np.isin(np.arange(size), pending)

@@ -8,11 +8,11 @@ from numpyro_tempered.core import Array, check_count, doubles
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.select.alpha.base import (
     Criterion,
+    Decision,
     Draws,
     Plan,
     Summary,
     Task,
-    Verdict,
 )
 
 REFUSAL = (
@@ -72,11 +72,11 @@ def held_out(num_folds: int = 5) -> Criterion:
 
     def decide(
         rng_key: Array, task: Task, grid: np.ndarray, summary: Summary
-    ) -> Verdict:
+    ) -> Decision:
         fold = folds(rng_key, task.num_data)
         scores = doubles(summary)[fold, :, np.arange(task.num_data)]
         se = np.std(scores, axis=0, ddof=1) * np.sqrt(task.num_data)
-        return _verdict("elpd_held_out", scores.sum(axis=0), se, grid)
+        return _decision("elpd_held_out", scores.sum(axis=0), se, grid)
 
     return Criterion(
         "held_out", "none", plan, decide, REFUSAL.format(name="held_out()")
@@ -104,7 +104,7 @@ def loo() -> Criterion:
 
     def decide(
         rng_key: Array, task: Task, grid: np.ndarray, log_lik: np.ndarray
-    ) -> Verdict:
+    ) -> Decision:
         require(task.trace, _NEEDS)
         from numpyro_tempered.report.arviz import assemble, dataset
         from numpyro_tempered.select.loo import loo as loo_of
@@ -120,20 +120,20 @@ def loo() -> Criterion:
             [float(getattr(r, "elpd_loo", None) or r.elpd) for r in results]
         )
         se = np.array([float(r.se) for r in results])
-        verdict = _verdict("elpd_loo", elpd, se, grid)
-        verdict.columns["pareto_k"] = np.asarray(
+        decision = _decision("elpd_loo", elpd, se, grid)
+        decision.columns["pareto_k"] = np.asarray(
             [float(np.max(r.pareto_k)) for r in results]
         )
-        return verdict
+        return decision
 
     return Criterion(
         "loo", "none", None, decide, REFUSAL.format(name="loo()"), pointwise=True
     )
 
 
-def _verdict(
+def _decision(
     name: str, scores: np.ndarray, se: np.ndarray, grid: np.ndarray
-) -> Verdict:
-    return Verdict(
+) -> Decision:
+    return Decision(
         float(grid[np.argmax(scores)]), {name: scores, f"{name}_se": se}, {}, ""
     )

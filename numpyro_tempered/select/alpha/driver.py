@@ -40,10 +40,10 @@ from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.alpha.base import (
     AlphaChoice,
     Criterion,
+    Decision,
     Fits,
-    Query,
+    Request,
     Task,
-    Verdict,
 )
 from numpyro_tempered.select.alpha.coverage import (
     LEVELS,
@@ -246,21 +246,21 @@ def select_alpha(
     estimate, powers = find_coverage(task)
     warn_of_dependence(task.rows, None if estimate is None else estimate.influence)
     judges = list(zip((criterion, *diagnostics), keys, strict=True))
-    verdicts: list[Verdict] = []
+    decisions: list[Decision] = []
     if criterion.plan is None and criterion.stream is None:
-        verdicts.append(
-            _check_verdict(criterion, criterion.decide(keys[0], task, grid, None))
+        decisions.append(
+            _check_decision(criterion, criterion.decide(keys[0], task, grid, None))
         )
         judges = judges[1:]
         # What no criterion looks at is not fitted unless it is asked for.
         grid = np.union1d(
-            grid if judges or alphas is not None else [], [verdicts[0].alpha]
+            grid if judges or alphas is not None else [], [decisions[0].alpha]
         )
     if isinstance(algorithm, OnlineVI):
         _check_streamed((judge for judge, _ in judges), coverage=coverage)
         streams = Streams(method_key, task, method, algorithm, grid)
         of_stream = grid, task.dependence, streams.losses
-        verdicts += [
+        decisions += [
             judge.stream(key, *of_stream)
             for judge, key in judges
             if judge.stream is not None
@@ -270,36 +270,36 @@ def select_alpha(
         plans = tuple(
             judge.plan(key, task) for judge, key in judges if judge.plan is not None
         )
-        query = Query(grid, plans, any(judge.pointwise for judge, _ in judges))
-        fits = _fit_grid(method_key, task, method, query, options)
+        request = Request(grid, plans, any(judge.pointwise for judge, _ in judges))
+        fits = _fit_grid(method_key, task, method, request, options)
         summaries = iter(fits.summaries)
         for judge, key in judges:
             summary = None if judge.plan is None else next(summaries)
-            verdicts.append(
+            decisions.append(
                 judge.decide(
                     key, task, grid, fits.pointwise if judge.pointwise else summary
                 )
             )
-    verdict, fit_alphas = _check_verdict(criterion, verdicts[0]), grid
+    decision, fit_alphas = _check_decision(criterion, decisions[0]), grid
     columns = {
-        name: column for each in verdicts for name, column in each.columns.items()
+        name: column for each in decisions for name, column in each.columns.items()
     }
     columns |= posterior_columns(grid, fits.log_lik)
-    if verdict.alpha not in grid:
+    if decision.alpha not in grid:
         # Between two alphas of the grid it gets a fit and a row of its own.
-        fit_alphas = np.array([verdict.alpha])
+        fit_alphas = np.array([decision.alpha])
         fits = _fit_grid(
             jax.random.fold_in(method_key, 1),
             task,
             method,
-            Query(fit_alphas, (), False),
+            Request(fit_alphas, (), False),
             options,
         )
         grid, columns = insert_row(
-            grid, columns, verdict.alpha, posterior_columns(fit_alphas, fits.log_lik)
+            grid, columns, decision.alpha, posterior_columns(fit_alphas, fits.log_lik)
         )
-    columns["selected"] = grid == verdict.alpha
-    fit, args, of_fit = fits.fit_at(fit_alphas.tolist().index(verdict.alpha))
+    columns["selected"] = grid == decision.alpha
+    fit, args, of_fit = fits.fit_at(fit_alphas.tolist().index(decision.alpha))
     if isinstance(fit, TemperedFit):
         fit = with_names(fit, select_alpha, model, call)
     posterior = to_inference_data(
@@ -307,20 +307,20 @@ def select_alpha(
     )
     where = labels, coords or {}, dims or {}
     check = (
-        _check_intervals(method_key, task, method, options, verdict.alpha, where)
+        _check_intervals(method_key, task, method, options, decision.alpha, where)
         if coverage
         else None
     )
-    advice = join_advice(criterion, verdict, powers, check)
+    advice = join_advice(criterion, decision, powers, check)
     advise_cache("select_alpha", began)
     attrs = {
         "criterion": criterion.name,
         "aim": criterion.aim,
         "advice": advice,
-        **verdict.attrs,
+        **decision.attrs,
     }
     return AlphaChoice(
-        verdict.alpha,
+        decision.alpha,
         fit,
         report(posterior, grid, columns, powers, check, attrs),
         advice,
@@ -348,21 +348,21 @@ class _Options(NamedTuple):
 
 
 def _fit_grid(
-    rng_key: Array, task: Task, method: Method, query: Query, options: _Options
+    rng_key: Array, task: Task, method: Method, request: Request, options: _Options
 ) -> Fits:
-    """The posteriors of a query, by a guide or a kernel."""
+    """The posteriors of a request, by a guide or a kernel."""
     # A guide is set up once, by the program that fits it.
     algorithm = build_method(
-        method, temper(task.model, float(query.alphas[-1])), online=True
+        method, temper(task.model, float(request.alphas[-1])), online=True
     )
     with progress_bars(options.progress_bar):
         if isinstance(algorithm, MCMCKernel):
-            return sample_all(rng_key, task, method, algorithm, query, options.mcmc)
+            return sample_all(rng_key, task, method, algorithm, request, options.mcmc)
         return fit_all(
             rng_key,
             task,
             Recipe(method, algorithm),
-            query,
+            request,
             options.guides,
             options.sizes,
         )
@@ -416,12 +416,12 @@ def _check_criteria(criterion: Criterion, diagnostics: Sequence[Criterion]) -> N
             )
 
 
-def _check_verdict(criterion: Criterion, verdict: Verdict) -> Verdict:
-    if not (np.isfinite(verdict.alpha) and verdict.alpha > 0):
+def _check_decision(criterion: Criterion, decision: Decision) -> Decision:
+    if not (np.isfinite(decision.alpha) and decision.alpha > 0):
         raise ValueError(
-            f"{criterion.name} names alpha = {verdict.alpha}, not a positive number: take another."
+            f"{criterion.name} names alpha = {decision.alpha}, not a positive number: take another."
         )
-    return verdict
+    return decision
 
 
 def report(
@@ -450,18 +450,18 @@ def report(
 
 def join_advice(
     criterion: Criterion,
-    verdict: Verdict,
+    decision: Decision,
     powers: Powers | str,
     check: CoverageCheck | None,
 ) -> str:
     """The advice of a criterion, with what the curvature and resamples say about coverage."""
-    sentences = [verdict.advice]
+    sentences = [decision.advice]
     if isinstance(powers, str):
         sentences.append(
             f"Whether its intervals cover what they say is not known: {powers}"
         )
     elif criterion.aim != "coverage":
-        sentences.append(advise_on_coverage(verdict.alpha, powers))
+        sentences.append(advise_on_coverage(decision.alpha, powers))
     if check is not None:
         sentences.append(check.advice)
     return " ".join(sentences)

@@ -21,11 +21,11 @@ from numpyro_tempered.core import (
 from numpyro_tempered.select.alpha import gpc_posteriors, sandwich
 from numpyro_tempered.select.alpha.base import (
     Criterion,
+    Decision,
     Draws,
     Plan,
     Summary,
     Task,
-    Verdict,
 )
 from numpyro_tempered.select.alpha.dependence import resample_counts
 from numpyro_tempered.select.alpha.gpc_posteriors import Quantity, Ratios
@@ -102,8 +102,8 @@ def gpc(
         ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
         >>> y = 2.0 * jnp.array([-1.0, 1.0] * 10)
         >>> key = jax.random.key(0)
-        >>> verdict = gpc(0.9).decide(key, Task(model, key, (y,), {}), jnp.ones(1), None)
-        >>> 0.15 < verdict.alpha < 0.4
+        >>> decision = gpc(0.9).decide(key, Task(model, key, (y,), {}), jnp.ones(1), None)
+        >>> 0.15 < decision.alpha < 0.4
         True
     """
     check_number(level, "level", "(0, 1)", hint="Take 0.95, say.")
@@ -131,7 +131,7 @@ def gpc(
 
     def decide(
         rng_key: Array, task: Task, grid: np.ndarray, summary: Summary
-    ) -> Verdict:
+    ) -> Decision:
         estimate = sandwich.estimate_of(task)
         quantity = quantity_of_flat(task, of)
         # The guess is the limit of many data, whose relative sampling error is that of alpha.
@@ -173,10 +173,10 @@ def gpc(
             "posterior": posterior,
             **attrs,
         }
-        verdict = sandwich.coverage_verdict(
+        decision = sandwich.coverage_decision(
             f"gpc({level:g})", alpha, se, what, estimate, **attrs
         )
-        return verdict._replace(columns=columns)
+        return decision._replace(columns=columns)
 
     return Criterion(
         "gpc", "coverage", None if posterior == "laplace" else plan, decide

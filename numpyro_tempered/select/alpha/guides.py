@@ -28,22 +28,25 @@ from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.elbo import find_points, trace_guide
-from numpyro_tempered.infer.gaussian_many import GaussianSettler, gaussian_settler
+from numpyro_tempered.infer.gaussian_many import (
+    GaussianBatchFitter,
+    gaussian_batch_fitter,
+)
 from numpyro_tempered.infer.guide_laws import has_gates, is_auto, law_of
 from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.infer.settle import (
     GRID,
     Batch,
+    BatchFitter,
     Convergence,
     Fitted,
     ModelOf,
-    Settler,
-    settler,
+    batch_fitter,
 )
 from numpyro_tempered.infer.svi import TemperedFit, finish
 from numpyro_tempered.report.draws import name_of
-from numpyro_tempered.select.alpha.base import Draws, Fits, Query, Summary, Task
+from numpyro_tempered.select.alpha.base import Draws, Fits, Request, Summary, Task
 from numpyro_tempered.select.alpha.model_data import Method
 
 # A full covariance has so many parameters that averages of stochastic steps take tens of thousands to settle; its
@@ -141,7 +144,7 @@ def set_up(
             )
 
 
-def build_settler(
+def build_fitter(
     rng_key: Array,
     data: Target,
     guide: AutoGuide,
@@ -150,7 +153,7 @@ def build_settler(
     options: GuideOptions,
     *,
     batch: Batch = GRID,
-) -> Settler | GaussianSettler:
+) -> BatchFitter | GaussianBatchFitter:
     """Set a guide up, and compile what fits it at all powers, or to all data sets, at once.
 
     Args:
@@ -179,13 +182,13 @@ def build_settler(
     law = law_of(guide)
     is_full = law.is_gaussian and law.has_covariance and guide.latent_dim <= MAX_LATENTS
     if options.expectation is not None or (is_full and options.loss is None):
-        return gaussian_settler(
+        return gaussian_batch_fitter(
             *where,
             expectation=options.expectation,
             tolerance=options.tolerance,
             batch=batch,
         )
-    return settler(
+    return batch_fitter(
         *where,
         loss=options.loss,
         num_steps=options.num_steps,
@@ -252,7 +255,7 @@ def fit_all(
     rng_key: Array,
     task: Task,
     recipe: Recipe,
-    query: Query,
+    request: Request,
     options: GuideOptions,
     sizes: Sizes,
 ) -> Fits:
@@ -263,15 +266,15 @@ def fit_all(
     Raises:
         ValueError: If a fit has not converged.
     """
-    (alphas, plans, pointwise), guide = query, recipe.guide
+    (alphas, plans, pointwise), guide = request, recipe.guide
     start_key, key, fit_key = jax.random.split(rng_key, 3)
     powers = jax.device_put(np.asarray(alphas, float))
-    rows = [np.asarray(row, powers.dtype) for row in query.weights(task.num_data)]
+    rows = [np.asarray(row, powers.dtype) for row in request.weights(task.num_data)]
     inputs = [
         (powers, jax.device_put(np.broadcast_to(row, (len(powers), len(row)))))
         for row in rows
     ]
-    fitter = build_settler(start_key, task, guide, task.reweighted, inputs[0], options)
+    fitter = build_fitter(start_key, task, guide, task.reweighted, inputs[0], options)
 
     def draws(key: Array, params: Params, number: int) -> Draws:
         values = map_batches(
@@ -296,12 +299,12 @@ def fit_all(
     (run_key, draw_key), *refit_keys = map(
         jax.random.split, jax.random.split(key, len(rows))
     )
-    whole = fitter.fit(run_key, inputs[0])
-    check_converged(alphas, whole, "all data", options)
-    summaries, ends = [], whole.ends
-    program = compile_once(reduce, draw_key, whole.params) if plans else None
+    on_all = fitter.fit(run_key, inputs[0])
+    check_converged(alphas, on_all, "all data", options)
+    summaries, ends = [], on_all.ends
+    program = compile_once(reduce, draw_key, on_all.params) if plans else None
     if program is not None:
-        summaries.append(jax.device_get(program(draw_key, whole.params)))
+        summaries.append(jax.device_get(program(draw_key, on_all.params)))
         for number, (run_key, draw_key) in enumerate(refit_keys, 1):
             fitted = fitter.fit(run_key, inputs[number], ends)
             check_converged(
@@ -312,7 +315,7 @@ def fit_all(
             )
             ends = fitted.ends
             summaries.append(jax.device_get(program(draw_key, fitted.params)))
-    each = jax.device_get(compile_once(log_lik, key, whole.params)(key, whole.params))
+    each = jax.device_get(compile_once(log_lik, key, on_all.params)(key, on_all.params))
 
     def fit_at(k: int) -> tuple[TemperedFit, tuple, dict]:
         tempered = temper(task.model.fn, alpha=as_operands(float(alphas[k])))
@@ -324,20 +327,20 @@ def fit_all(
             lambda: handlers.seed(instance, setup_key)(*task.args, **task.kwargs),
             instance,
         )
-        losses = whole.losses[k]
+        losses = on_all.losses[k]
         fit = finish(
             (elbo_key, later_key),
             tempered,
             instance,
             jax.device_put(
-                jax.tree.map(lambda leaf: np.asarray(leaf)[k], whole.params)
+                jax.tree.map(lambda leaf: np.asarray(leaf)[k], on_all.params)
             ),
             losses if options.expectation is None else losses[np.isfinite(losses)],
             task.args,
             kwargs=task.kwargs,
             num_particles=sizes.num_samples,
         )
-        return fit._replace(convergence=whole.evidence[k]), (), {}
+        return fit._replace(convergence=on_all.evidence[k]), (), {}
 
     stacked = (
         jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *summaries)
@@ -346,7 +349,7 @@ def fit_all(
     )
     total = each.sum(axis=2) if pointwise else each
     return Fits(
-        query.split(stacked),
+        request.split(stacked),
         total[:, None, :],
         each[:, None] if pointwise else None,
         fit_at,

@@ -5,8 +5,8 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_tempered.core import Array
-from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
-from numpyro_tempered.select.alpha.sandwich import coverage_verdict, estimate_of
+from numpyro_tempered.select.alpha.base import Criterion, Decision, Task
+from numpyro_tempered.select.alpha.sandwich import coverage_decision, estimate_of
 
 
 def lyddon() -> Criterion:
@@ -56,15 +56,15 @@ def lyddon() -> Criterion:
         ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
         >>> y = 2.0 * jnp.array([-1.0, 1.0] * 10)
         >>> key = jax.random.key(0)
-        >>> verdict = lyddon().decide(key, Task(model, key, (y,), {}), jnp.ones(1), None)
-        >>> round(verdict.alpha, 5)
+        >>> decision = lyddon().decide(key, Task(model, key, (y,), {}), jnp.ones(1), None)
+        >>> round(decision.alpha, 5)
         0.25
     """
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
+    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Decision:
         estimate = estimate_of(task)
         alpha, se = map(float, estimate.evaluate(lambda _, j, i: matched_power(j, i)))
-        return coverage_verdict(
+        return coverage_decision(
             "lyddon()", alpha, se, "the exact posterior's intervals", estimate
         )
 

@@ -5,8 +5,8 @@ import numpy as np
 from jax.scipy.linalg import cho_solve
 
 from numpyro_tempered.core import Array
-from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
-from numpyro_tempered.select.alpha.sandwich import coverage_verdict, estimate_of
+from numpyro_tempered.select.alpha.base import Criterion, Decision, Task
+from numpyro_tempered.select.alpha.sandwich import coverage_decision, estimate_of
 
 
 def magnitude() -> Criterion:
@@ -43,17 +43,17 @@ def magnitude() -> Criterion:
         ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
         >>> y = 2.0 * jnp.array([-1.0, 1.0] * 10)
         >>> key = jax.random.key(0)
-        >>> verdict = magnitude().decide(key, Task(model, key, (y,), {}), jnp.ones(1), None)
-        >>> round(verdict.alpha, 5)
+        >>> decision = magnitude().decide(key, Task(model, key, (y,), {}), jnp.ones(1), None)
+        >>> round(decision.alpha, 5)
         0.25
     """
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
+    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Decision:
         estimate = estimate_of(task)
         alpha, se = map(
             float, estimate.evaluate(lambda _, j, i: magnitude_adjustment(j, i))
         )
-        return coverage_verdict(
+        return coverage_decision(
             "magnitude()", alpha, se, "the exact posterior's sets", estimate
         )
 

@@ -21,7 +21,7 @@ from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.report.draws import name_of
-from numpyro_tempered.select.alpha.base import Fits, Query, Task
+from numpyro_tempered.select.alpha.base import Fits, Request, Task
 from numpyro_tempered.select.alpha.model_data import Method
 from numpyro_tempered.select.evidence import check_finite, largest_r_hat
 
@@ -148,7 +148,7 @@ def sample_all(
     task: Task,
     factory: Method,
     kernel: MCMCKernel,
-    query: Query,
+    request: Request,
     options: MCMCOptions,
 ) -> Fits:
     """Sample every alpha given the data, then given the reweighted data of the plans in turn.
@@ -156,7 +156,7 @@ def sample_all(
     One compiled program serves all. Each posterior starts at the last draws of the one before, the first of an
     alpha at those of the alpha below.
     """
-    alphas, plans, pointwise = query
+    alphas, plans, pointwise = request
     fields = divergence_fields(kernel, task)
     sampler = ChainSampler(task, factory, options)
     start_key, key, fit_key = jax.random.split(rng_key, 3)
@@ -192,7 +192,7 @@ def sample_all(
     start = initialize_model(
         start_keys, first_model, model_args=task.args, model_kwargs=task.kwargs
     ).param_info.z
-    weights = jnp.asarray(query.weights(task.num_data), jnp.result_type(float))
+    weights = jnp.asarray(request.weights(task.num_data), jnp.result_type(float))
     keys = jax.random.split(key, (len(alphas), len(weights)))
     totals, pointwise_log_lik, summaries, r_hat = [], [], [], []
     with progress_within(len(alphas), "alphas") as bar:
@@ -244,7 +244,7 @@ def sample_all(
         return mcmc, (), {}
 
     return Fits(
-        query.split(stacked),
+        request.split(stacked),
         log_lik,
         np.stack(pointwise_log_lik) if pointwise else None,
         fit_at,

@@ -19,11 +19,11 @@ from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.select.alpha.base import (
     Criterion,
+    Decision,
     Draws,
     Plan,
     Summary,
     Task,
-    Verdict,
 )
 from numpyro_tempered.select.alpha.dependence import Dependence, se_of_sum
 
@@ -144,7 +144,7 @@ def safe_bayes(
 
     def decide(
         rng_key: Array, task: Task, grid: np.ndarray, summary: Summary
-    ) -> Verdict:
+    ) -> Decision:
         edges = block_edges(blocks, task.dependence.num_groups)
         orders = places(rng_key, task.dependence, permutations)
         by_datum = {}
@@ -169,7 +169,7 @@ def safe_bayes(
         grid: np.ndarray,
         dependence: Dependence,
         run: Callable[[np.ndarray], Losses],
-    ) -> Verdict:
+    ) -> Decision:
         if callable(loss):
             raise ValueError(
                 'an online rule has no loss but "gibbs" and "plugin": take one of them, or a guide.'
@@ -195,8 +195,8 @@ def judge(
     rule: str,
     grid: np.ndarray,
     dependence: Dependence | None = None,
-) -> Verdict:
-    """The verdict from the losses of each datum, ``(A, n)`` by name; of independent data by default."""
+) -> Decision:
+    """The decision from the losses of each datum, ``(A, n)`` by name; of independent data by default."""
     by_datum = {name: doubles(values) for name, values in by_datum.items()}
     losses = by_datum[loss]
     total = losses.sum(axis=1)
@@ -238,7 +238,7 @@ def judge(
         )
     if choice == 0 and len(grid) > 1:
         advice += " It is the least alpha of the grid: try smaller ones."
-    return Verdict(
+    return Decision(
         alpha, columns, {"safe_bayes_rule": rule, "safe_bayes_loss": loss}, advice
     )
 

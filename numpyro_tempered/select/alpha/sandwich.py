@@ -16,7 +16,7 @@ from numpyro_tempered.core import (
     run_program,
     trace_once,
 )
-from numpyro_tempered.select.alpha.base import Task, Verdict
+from numpyro_tempered.select.alpha.base import Decision, Task
 from numpyro_tempered.select.alpha.dependence import (
     Dependence,
     bandwidth,
@@ -339,10 +339,10 @@ def check_sandwich(estimate: Sandwich) -> None:
         )
 
 
-def coverage_verdict(
+def coverage_decision(
     name: str, alpha: float, se: float, what: str, estimate: Estimate, **attrs: object
-) -> Verdict:
-    """The verdict of a criterion that aims at the coverage of ``what``, with the sandwich in its attributes."""
+) -> Decision:
+    """The decision of a criterion that aims at the coverage of ``what``, with the sandwich in its attributes."""
     powers = doubles(estimate.sandwich.powers)
     attrs |= {
         "alpha_se": se,
@@ -352,7 +352,7 @@ def coverage_verdict(
         "power_largest": float(powers[-1]),
         "num_independent": estimate.num_units,
     }
-    return Verdict(alpha, {}, attrs, advise(name, alpha, se, what, estimate))
+    return Decision(alpha, {}, attrs, advise(name, alpha, se, what, estimate))
 
 
 def advise(name: str, alpha: float, se: float, what: str, estimate: Estimate) -> str:

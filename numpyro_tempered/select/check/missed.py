@@ -88,7 +88,7 @@ def missed_modes(
     # A cheap look first: most posteriors are log-concave, or all but.
     if bends_upwards(target, slopes, points):
         return None
-    modes = climb(
+    modes = find_modes(
         target, slopes, points[::_EVERY], np.linalg.cholesky(_covariance(flat))
     )
     far = [j for j in range(len(modes.mass)) if _is_far(modes, j, flat)]
@@ -140,7 +140,7 @@ def bends_upwards(target: Target, slopes: Slopes, points: np.ndarray) -> bool:
     return True
 
 
-def climb(
+def find_modes(
     target: Target, slopes: Slopes, points: np.ndarray, root: np.ndarray
 ) -> Modes:
     """The modes that a quasi-Newton method reaches from points, in coordinates with this root of a covariance."""

@@ -11,7 +11,7 @@ from numpyro_tempered.core import Array, Guide, Model, Params, map_batches, run_
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.settle import DATA_SETS
 from numpyro_tempered.select.alpha.data_sets import fit_data_sets, pick, width_of
-from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, draw
+from numpyro_tempered.select.alpha.guides import GuideOptions, build_fitter, draw
 from numpyro_tempered.select.alpha.mcmc import LARGEST_R_HAT, ChainSampler, MCMCOptions
 from numpyro_tempered.select.alpha.model_data import Method
 from numpyro_tempered.select.check.simulate import (
@@ -96,7 +96,7 @@ def fit_guides(
         )
 
     first = pick(inputs, np.arange(width_of(inputs)))
-    fitter = build_settler(
+    fitter = build_fitter(
         start_key, data, guide, model_of, first, options, batch=DATA_SETS
     )
     params, converged = fit_data_sets(run_key, fitter, inputs)

@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_tempered as nt
 from numpyro_tempered.report.arviz import group, group_names
-from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
+from numpyro_tempered.select.alpha.base import Criterion, Decision, Task
 from numpyro_tempered.select.alpha.powers import find_coverage
 
 matplotlib.use("agg")
@@ -467,7 +467,7 @@ def test_likelihoods_with_one_derivative_have_no_coverage(key):
 @pytest.mark.parametrize("alpha", [0.0, -1.0, np.nan, np.inf])
 def test_a_criterion_of_ones_own_names_a_power(alpha):
     criterion = Criterion(
-        "mine", "risk", None, lambda *of_data: Verdict(alpha, {}, {}, "")
+        "mine", "risk", None, lambda *of_data: Decision(alpha, {}, {}, "")
     )
     message = rf"^mine names alpha = {alpha}, not a positive number: take another\.$"
     with pytest.raises(ValueError, match=message):

@@ -23,7 +23,7 @@ import numpyro_tempered as nt
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.settle import DATA_SETS
 from numpyro_tempered.select.alpha import data_sets
-from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler
+from numpyro_tempered.select.alpha.guides import GuideOptions, build_fitter
 from numpyro_tempered.select.alpha.model_data import CountsRuns
 from numpyro_tempered.select.check import posteriors
 from numpyro_tempered.select.check.simulate import (
@@ -563,7 +563,7 @@ def test_noise_of_the_fits_is_not_common_to_data_sets(guide):
         def model_of(_, y):
             return tempered_with_data(data, {"y": y}, 1.0)
 
-        fitter = build_settler(
+        fitter = build_fitter(
             KEY,
             data,
             guide(nt.temper(data.model)),
