@@ -131,7 +131,8 @@ def check_same(values: Mapping[str, PyTree]) -> None:
     for place, name in enumerate(names[:_MOST]):
         digests[place + 1] = digest_of(values[name])
     digests[0] = digest_of(names)
-    differs = _differs(digests, copies)
+    everywhere = gather(digests, copies)
+    differs = np.any(everywhere != everywhere[:1], axis=(0, 2))
     if differs.any():
         name = (
             "the number of arguments"
@@ -155,18 +156,13 @@ def check_same_program(key: object, copies: NamedSharding) -> None:
         ValueError: On all processes.
     """
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(key))
-    if _differs(digest_of(text)[None], copies).any():
+    everywhere = gather(digest_of(text), copies)
+    if np.any(everywhere != everywhere[:1]):
         raise ValueError(
             "the processes have made different programs of one model, and would wait for each other or mix "
             "their numbers up: its code must do the same everywhere. Sets of strings have another order in each: "
             "sort them, or start all processes with one PYTHONHASHSEED, such as 0."
         )
-
-
-def _differs(digests: np.ndarray, copies: NamedSharding) -> np.ndarray:
-    """Of each digest whether it differs between processes."""
-    everywhere = gather(digests, Mesh(copies.mesh.devices, copies.mesh.axis_names))
-    return np.any(everywhere != everywhere[:1], axis=(0, 2))
 
 
 def digest_of(value: PyTree) -> np.ndarray:
@@ -197,11 +193,10 @@ def digest_of(value: PyTree) -> np.ndarray:
     return np.frombuffer(digest.digest(), np.uint32)
 
 
-def gather(value: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """A value of the process of each device of a mesh, with a leading axis of devices."""
+def gather(value: np.ndarray, copies: NamedSharding) -> np.ndarray:
+    """A value of the process of each device that ``copies`` names, with a leading axis of devices."""
+    mesh = copies.mesh
     rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return to_host(
-        jax.make_array_from_callback(
-            (mesh.size, *value.shape), rows, lambda _: value[None]
-        )
-    )
+    shape = mesh.size, *value.shape
+    by_device = jax.make_array_from_callback(shape, rows, lambda _: value[None])
+    return np.asarray(jax.jit(_itself, out_shardings=copies)(by_device))

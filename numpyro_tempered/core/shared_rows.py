@@ -50,7 +50,8 @@ def share_rows(
     form = [(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(rows)]
     # What one process refuses all refuse: those that went on would wait for it without end.
     everywhere = gather(
-        np.append(np.array([num_rows, num_devices], np.uint32), digest_of(form)), mesh
+        np.append(np.array([num_rows, num_devices], np.uint32), digest_of(form)),
+        NamedSharding(mesh, PartitionSpec()),
     )
     if failure is not None:
         raise failure

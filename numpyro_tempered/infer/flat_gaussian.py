@@ -5,7 +5,6 @@ from functools import partial
 
 import numpyro
 from numpyro import handlers
-from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_tempered.core import Array, Guide, Params
 from numpyro_tempered.gaussian.families.base import Gaussian, supports
@@ -40,25 +39,13 @@ def read_guide(
 def read_start(
     rng_key: Array, guide: Guide, args: tuple, kwargs: dict
 ) -> Reading | None:
-    """Read the parameters that a guide starts with; None of a class that has no ``read``."""
-    if (read := law_of(guide).read) is None:
-        return None
-    return read(guide, params_at_start(rng_key, guide, args, kwargs))
-
-
-def latents_of(reading: Reading) -> Latents:
-    """Return the latent sites of a reading."""
-    return Latents(tuple(dict(reading.layout.sites)), reading.unpack)
-
-
-def params_at_start(
-    rng_key: Array, guide: AutoGuide, args: tuple, kwargs: dict
-) -> Params:
-    """The parameters that a guide starts with, which is set up.
+    """Set a guide up and read the parameters that it starts with; None of a class that has no ``read``.
 
     Raises:
-        ValueError: If it cannot be, or the model has no latent site.
+        ValueError: If it cannot be set up, or the model has no latent site.
     """
+    if (read := law_of(guide).read) is None:
+        return None
     try:
         # What the model gives its distributions has been looked at, value by value, where it was traced.
         with numpyro.validation_enabled(False), handlers.block():
@@ -74,4 +61,9 @@ def params_at_start(
     }
     if not params:
         raise ValueError("the model has no latent site to fit.")
-    return params
+    return read(guide, params)
+
+
+def latents_of(reading: Reading) -> Latents:
+    """Return the latent sites of a reading."""
+    return Latents(tuple(dict(reading.layout.sites)), reading.unpack)

@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core import Array, Model, Params, run_program
+from numpyro_tempered.core import Array, Model, Params, compile_once
 from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.likelihood import subsamples
 from numpyro_tempered.handlers.numpyro_private import (
@@ -85,7 +85,7 @@ def starts_validly(guide: AutoGuide) -> bool:
             )
         )
 
-    return bool(run_program(is_finite, start))
+    return bool(compile_once(is_finite, start)(start))
 
 
 def first_call(

@@ -24,8 +24,8 @@ def together(monkeypatch):
         threading.local(),
     )
 
-    def gather(value, mesh):
-        assert mesh.size == 1
+    def gather(value, copies):
+        assert copies.mesh.size == 1
         values[here.number] = value
         barrier.wait()
         everywhere = np.stack(values)
