@@ -1,19 +1,20 @@
 """Rows of a pytree: some of them, and a function of one over all, batch by batch."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.programs import compile_once
+from numpyro_tempered.core.typing import ArrayLike
 
 # A pytree of rows, and of their values.
 Rows = TypeVar("Rows")
 Values = TypeVar("Values")
 
 
-def at_index(tree: Values, index: Any) -> Values:
+def at_index(tree: Values, index: ArrayLike) -> Values:
     """The arrays of a pytree at one index, or several, of their leading axis."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
 

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from numpyro_tempered.core.typing import Array
 matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
-def doubles(values: Any) -> np.ndarray:
+def doubles(values: object) -> np.ndarray:
     """Numbers as an array of the host in double precision, whatever that of JAX is."""
     return np.asarray(values, np.float64)
 

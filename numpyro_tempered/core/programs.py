@@ -35,7 +35,7 @@ P = ParamSpec("P")
 _SIZE = 64
 _AHEAD: set[Hashable] = set()
 _STARTED: weakref.WeakSet = weakref.WeakSet()
-_PENDING: list[tuple[Any, threading.Thread]] = []
+_PENDING: list[tuple[object, threading.Thread]] = []
 _PROGRAMS: OrderedDict[Hashable, jax.stages.Wrapped] = OrderedDict()
 _TRACES: OrderedDict[Hashable, Callable] = OrderedDict()
 # Settings of JAX by which traces of one function differ.
@@ -292,14 +292,14 @@ class fast_jit:
         return self._inside.eval_shape(*args, **kwargs)
 
 
-def _start(function: Any, lowered: jax.stages.Lowered) -> None:
+def _start(function: object, lowered: jax.stages.Lowered) -> None:
     # It was traced in this thread, as what is traced may set what threads share; the compiler runs by itself.
     thread = threading.Thread(target=lowered.compile)
     thread.start()
     _PENDING.append((function, thread))
 
 
-def wait_for(function: Any) -> None:
+def wait_for(function: object) -> None:
     """Wait for the programs of a function that are being compiled."""
     for pending in [each for each in _PENDING if each[0] is function]:
         pending[1].join()
