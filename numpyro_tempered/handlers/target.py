@@ -1,13 +1,15 @@
 """A tempered posterior: a model at its data, read once."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, constraints
 from numpyro.infer.initialization import init_to_feasible
 from numpyro.infer.util import (
     constrain_fn,
@@ -18,11 +20,23 @@ from numpyro.infer.util import (
 )
 
 from numpyro_tempered.core import Array, Model, Params
+from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import PRIOR_FACTOR
 from numpyro_tempered.handlers.likelihood import Layout, Site, Trace
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.temper import temper
+
+Values = TypeVar("Values")
+_FIXED_SUPPORTS = (
+    constraints.real,
+    constraints.positive,
+    constraints.unit_interval,
+    constraints.real_vector,
+    constraints.simplex,
+    constraints.corr_cholesky,
+    constraints.lower_cholesky,
+)
 
 
 class Target:
@@ -159,14 +173,10 @@ class Target:
                 f"values of the latents {sorted(self.latents)} are needed, and {missing} are missing."
             )
 
-    @property
-    def _supports_move(self) -> bool:
-        """Whether a support may depend on other latents, as one with arrays in it may."""
-        return any(
-            isinstance(leaf, jax.Array)
-            for site in self.latents.values()
-            for leaf in jax.tree.leaves(site["fn"].support)
-        )
+    @functools.cached_property
+    def moving(self) -> list[str]:
+        """The latents whose support depends on others."""
+        return moving_supports(self.latents, self.trace_at, self.values)
 
     @property
     def _transforms(self) -> dict[str, Any]:
@@ -183,13 +193,13 @@ class Target:
 
     def constrain_sites(self, unconstrained: Params) -> Params:
         """Values of the latents at unconstrained values by site."""
-        if self._supports_move:
+        if self.moving:
             return constrain_fn(self.seeded, self.args, self.kwargs, unconstrained)
         return transform_fn(self._transforms, unconstrained)
 
     def unconstrain(self, values: Params) -> Params:
         """The values on the unconstrained scale, by site."""
-        if self._supports_move:
+        if self.moving:
             return unconstrain_fn(self.seeded, self.args, self.kwargs, values)
         return transform_fn(self._transforms, values, invert=True)
 
@@ -203,6 +213,96 @@ class Target:
         trace = likelihood.get_trace(model, self.args, self.kwargs)
         values = {name: trace[name]["value"] for name in self.latents}
         return values, _weighted_log_lik(trace)
+
+
+def moving_supports(
+    latents: Trace, trace_at: Callable[[Values], Trace], at: Values
+) -> list[str]:
+    """The latents whose support depends on values of others, or of params, by the traced program.
+
+    Args:
+        latents: The latent sites of the model.
+        trace_at: Its trace at values.
+        at: Such values.
+    """
+    # The support of most distributions is one object, whatever their parameters.
+    varying = [
+        name
+        for name, site in latents.items()
+        if not (site["fn"].is_discrete or site["fn"].support in _FIXED_SUPPORTS)
+    ]
+
+    def supports(at: Values) -> Params:
+        of_site = likelihood.latent_sites(trace_at(at))
+        return {
+            name: biject_to(of_site[name]["fn"].support)(_origin(latents[name]))
+            for name in varying
+        }
+
+    if not varying:
+        return []
+    return [name for name, flag in which_depend(supports, at).items() if flag]
+
+
+def _origin(site: likelihood.Site) -> Array:
+    """The origin of the unconstrained scale of a site."""
+    value = jnp.asarray(site["value"], float)
+    return jnp.zeros_like(biject_to(site["fn"].support).inv(value))
+
+
+def check_supports(
+    trace: Trace, trace_at: Callable[[Values], Trace], at: Values
+) -> None:
+    """Refuse latents with :func:`moving_supports`: NumPyro's guides keep the support of their set-up.
+
+    Raises:
+        ValueError: With the sites, and how to write them.
+    """
+    if moving := moving_supports(likelihood.latent_sites(trace), trace_at, at):
+        raise ValueError(
+            f"the support of latent {moving[0]!r} depends on other latents or params, and the guide would keep "
+            "that of its set-up: sample it on a fixed scale, such as a share u of the unit interval, and compute "
+            "it from u, low + (high - low) * u; or run NUTS."
+        )
+
+
+def refuse_moving_supports(
+    model: Model, trace: Trace, args: tuple, kwargs: dict
+) -> None:
+    """:func:`check_supports` of a model whose latents have no flat vector, with its trace."""
+    values = {
+        name: biject_to(site["fn"].support).inv(site["value"])
+        for name, site in likelihood.latent_sites(trace).items()
+        if not site["fn"].is_discrete
+    }
+    params: Params = {
+        name: jnp.asarray(site["value"])
+        for name, site in trace.items()
+        if site["type"] == "param" and isinstance(site["value"], jax.Array | float)
+    }
+
+    def trace_at(at: tuple[Params, Params]) -> Trace:
+        with handlers.block(), handlers.seed(rng_seed=0):
+            at_params = handlers.substitute(model, data=at[1])
+            return trace_unconstrained(at_params, at[0], args, kwargs)
+
+    check_supports(trace, trace_at, (values, params))
+
+
+def trace_unconstrained(
+    model: Model, values: Params, args: tuple, kwargs: dict
+) -> Trace:
+    """A trace of the model at unconstrained values of its latent sites."""
+
+    def constrain(site: Site) -> Array | None:
+        if site["type"] != "sample" or site["name"] not in values:
+            return None
+        # The site's own support, which may depend on other latents.
+        return biject_to(site["fn"].support)(values[site["name"]])
+
+    return likelihood.get_trace(
+        handlers.substitute(model, substitute_fn=constrain), args, kwargs
+    )
 
 
 def _weighted_log_lik(trace: Trace) -> Array:

@@ -38,6 +38,7 @@ from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.requirements import full_plates
+from numpyro_tempered.handlers.target import check_supports, trace_unconstrained
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.coordinates import MAX_LATENTS
@@ -52,8 +53,7 @@ from numpyro_tempered.infer.modes import (
     prior_draw,
     starting_points,
 )
-from numpyro_tempered.infer.online_checks import trace_unconstrained
-from numpyro_tempered.infer.priors import Latents, check_supports, check_trace
+from numpyro_tempered.infer.priors import Latents, check_trace
 from numpyro_tempered.infer.settle import ConvergenceWarning, distinct
 from numpyro_tempered.infer.svi import TemperedFit, finish
 from numpyro_tempered.infer.tempered_fit import with_names

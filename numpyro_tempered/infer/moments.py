@@ -1,6 +1,6 @@
 """Moments of the numbers of latents: by draws, or exact for functions of one coordinate of a known law."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -66,7 +66,10 @@ def of_draws(values: np.ndarray) -> Moments:
 
 
 def moments_of(
-    law: LocationScale | None, latents: Mapping[str, Site], values: np.ndarray
+    law: LocationScale | None,
+    latents: Mapping[str, Site],
+    values: np.ndarray,
+    moving: Collection[str] = (),
 ) -> Moments:
     """Moments of the numbers of all latents: exact where a number is a function of one coordinate of a Gaussian.
 
@@ -77,10 +80,11 @@ def moments_of(
         law: The distribution of the coordinates where its moments are known.
         latents: The latent sites, in the order of the coordinates.
         values: Draws of the numbers, ``(S, k)``, for the others.
+        moving: Latents whose support depends on others, and their numbers on other coordinates.
     """
     moments = Moments(*(np.array(part) for part in of_draws(values)))
     start = ends = 0
-    for site in latents.values():
+    for name, site in latents.items():
         support, shape = _base(site["fn"].support), np.shape(site["value"])
         size, width = (
             int(np.prod(shape)),
@@ -101,7 +105,7 @@ def moments_of(
                 )
             elif law.is_heavy:
                 _forget(moments, numbers[~moments.tame[numbers]])
-            elif _is_elementwise(support):
+            elif _is_elementwise(support) and name not in moving:
                 *by_rule, agree = _by_quadrature(loc, np.sqrt(variance), site, shape)
                 _set(moments, numbers[agree], [part[agree] for part in by_rule])
                 # Of what no rule integrates, draws have seen no tail either.

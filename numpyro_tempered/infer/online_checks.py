@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
-from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 
 from numpyro_tempered.core import (
@@ -38,6 +37,7 @@ from numpyro_tempered.handlers.requirements import (
     full_plates,
     require,
 )
+from numpyro_tempered.handlers.target import refuse_moving_supports, trace_unconstrained
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_start
 from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.online.streams.processes import automatic_meshes
@@ -91,6 +91,7 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
                 "a prior cannot be sampled (is it improper?): the online rules start at the prior."
             ) from error
         require(trace, ONLINE)
+        refuse_moving_supports(model, trace, args, kwargs)
         jax.eval_shape(lambda key: check_global(key, model, args, kwargs), rng_key)
 
 
@@ -167,22 +168,6 @@ def _depend_on_others(losses: Callable[[Array], Array], u: Array) -> Array:
         return jnp.any(jnp.where(mask, 0.0, jnp.nan_to_num(change)) != 0.0)
 
     return jnp.any(jax.lax.map(coupled, jax.random.split(jax.random.key(0), _SPLITS)))
-
-
-def trace_unconstrained(
-    model: Model, values: Params, args: tuple, kwargs: dict
-) -> likelihood.Trace:
-    """A trace of the model at unconstrained values of its latent sites."""
-
-    def constrain(site: likelihood.Site) -> Array | None:
-        if site["type"] != "sample" or site["name"] not in values:
-            return None
-        # The site's own support, which may depend on other latents.
-        return biject_to(site["fn"].support)(values[site["name"]])
-
-    return likelihood.get_trace(
-        handlers.substitute(model, substitute_fn=constrain), args, kwargs
-    )
 
 
 def check_one_loss_a_row(

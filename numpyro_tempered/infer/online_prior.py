@@ -1,10 +1,12 @@
 """The prior of an online run: another posterior in the guide's terms, and what its Gaussian leaves out."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import biject_to
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 
@@ -43,23 +45,24 @@ def as_prior(prior: Any, guide: StartsAtPrior) -> Gaussian:
 
     Returns:
         A Gaussian of the guide's family: the same where ``prior`` is of that family, matched in mean and
-        covariance (mean-field: variances) otherwise. A covariance becomes low rank by its precision's diagonal
-        and strongest directions.
+        covariance (mean-field: variances) otherwise, by draws where a latent has another support in the model.
+        A covariance becomes low rank by its precision's diagonal and strongest directions.
 
     Raises:
         TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
-        ValueError: If its sites or coordinates are not those of the guide.
+        ValueError: If its sites or coordinates are not those of the guide, or its draws are outside of the
+            supports of the model.
     """
-    if hasattr(prior, "state") and isinstance(prior.state, OnlineVIState):
-        prior = prior.state
+    theirs: Any = guide
     if isinstance(prior, MCMC) or hasattr(prior, "samples"):
-        q, layout = _of_draws(bind(prior))
-    elif isinstance(prior, TemperedFit) and prior.source is not None:
-        q, layout = _of_draws(prior)
-    elif isinstance(prior, TemperedFit):
-        q, layout = of_fit(prior)
-    elif isinstance(prior, OnlineVIState):
-        q, layout = prior.posterior, prior.layout
+        return _of_draws(bind(prior), guide)
+    if isinstance(prior, TemperedFit):
+        if prior.source is not None:
+            return _of_draws(prior, guide)
+        (q, layout), theirs = of_fit(prior), prior.guide
+    elif isinstance(state := getattr(prior, "state", prior), OnlineVIState):
+        q, layout = state.posterior, state.layout
+        theirs = guide if state is prior else prior.online.guide
     elif is_gaussian(prior):
         if jnp.shape(prior.loc) != guide.prior.loc.shape:
             raise ValueError(
@@ -70,28 +73,59 @@ def as_prior(prior: Any, guide: StartsAtPrior) -> Gaussian:
         raise TypeError(
             f"prior must be an OnlineVIState, a TemperedFit or a Gaussian family, got {type(prior).__name__}."
         )
+    _check_layout(layout, guide)
+    if not _have_one_scale(theirs, guide):
+        return _of_draws(prior, guide)
+    return convert(reorder(q, layout, guide.layout), guide.prior)
+
+
+def _check_layout(layout: Layout, guide: StartsAtPrior) -> None:
     if dict(layout.sites) != dict(guide.layout.sites):
         raise ValueError(
             f"prior has latent sites {dict(layout.sites)}, the model has {dict(guide.layout.sites)}: names and "
             "shapes must agree."
         )
-    return convert(reorder(q, layout, guide.layout), guide.prior)
 
 
-def _of_draws(posterior: Any) -> tuple[Gaussian, Layout]:
-    """The Gaussian of the moments of draws on the unconstrained scale, and the order of its coordinates.
+def _have_one_scale(guide: Any, other: StartsAtPrior) -> bool:
+    """Whether two guides with the same latents have the same unconstrained scale of each."""
+    for name, shape in other.layout.sites:
+        one, two = (
+            biject_to(each.prototype_trace[name]["fn"].support)
+            for each in (guide, other)
+        )
+        for level in (-1.0, 0.0, 1.0):
+            z = jnp.full(shape, level)
+            if not np.allclose(one(z), two(z), rtol=1e-4, atol=1e-6):
+                return False
+    return True
+
+
+def _of_draws(posterior: Any, guide: StartsAtPrior) -> Gaussian:
+    """The Gaussian of the moments of draws on the unconstrained scale of a guide.
 
     Raises:
-        ValueError: If they have no covariance.
+        ValueError: If they have no covariance, or are outside of the supports of the guide's model.
     """
-    target = posterior.target
-    check_density(target, smooth=True)
+    if (target := getattr(posterior, "target", None)) is not None:
+        check_density(target, smooth=True)
+        _check_layout(target.layout, guide)
     # Draws of a sampler are taken as they are.
     if (draws := getattr(posterior, "samples", None)) is not None:
-        draws = {name: jnp.concatenate(draws[name]) for name in target.latents}
+        draws = {name: jnp.concatenate(values) for name, values in draws.items()}
     else:
         draws = posterior.sample_posterior(jax.random.key(0), (_NUM_DRAWS,))
-    flat = doubles(compiled_map(target.flatten, draws, 64))
+    columns = []
+    for name, shape in guide.layout.sites:
+        support = guide.prototype_trace[name]["fn"].support
+        if not np.all(support(draws[name])):
+            raise ValueError(
+                f"draws of the prior's latent {name!r} are outside of its support in the model, {support}: give "
+                "the model a support that holds them, or leave prior out."
+            )
+        values = compiled_map(biject_to(support).inv, draws[name], 64)
+        columns.append(doubles(values).reshape(-1, math.prod(shape)))
+    flat = np.concatenate(columns, axis=1)
     cov = np.atleast_2d(np.cov(flat.T))
     try:
         root = np.linalg.cholesky(cov)
@@ -100,7 +134,8 @@ def _of_draws(posterior: Any) -> tuple[Gaussian, Layout]:
             f"{len(flat)} draws of {flat.shape[1]} coordinates have no positive definite covariance, so they "
             "cannot be the prior of an online run: draw more, or fit a Gaussian guide."
         ) from error
-    return FullRank(*map(jnp.asarray, (flat.mean(axis=0), root))), target.layout
+    q = FullRank(*map(jnp.asarray, (flat.mean(axis=0), root)))
+    return convert(q, guide.prior)
 
 
 def of_fit(fit: TemperedFit) -> tuple[Gaussian, Layout]:

@@ -1,7 +1,7 @@
 """The priors of a model on its unconstrained scale, as far as a Gaussian's expectation of them is known."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,18 +28,9 @@ from numpyro_tempered.handlers.effects import PRIOR_FACTOR, Trace
 from numpyro_tempered.handlers.model_loss import FLAT
 from numpyro_tempered.handlers.requirements import full_plates, require
 from numpyro_tempered.handlers.robust import BetaLikelihood
+from numpyro_tempered.handlers.target import check_supports, trace_unconstrained
 from numpyro_tempered.infer.guides.prior import unindexed
-from numpyro_tempered.infer.online_checks import trace_unconstrained
 
-_FIXED_SUPPORTS = (
-    dist.constraints.real,
-    dist.constraints.positive,
-    dist.constraints.unit_interval,
-    dist.constraints.real_vector,
-    dist.constraints.simplex,
-    dist.constraints.corr_cholesky,
-    dist.constraints.lower_cholesky,
-)
 # Their log-densities are concave near the data alone.
 _SHOULDERED = (
     dist.StudentT
@@ -229,65 +220,6 @@ def check_trace(trace: Trace, latents: Latents) -> None:
         raise ValueError(
             f"latent sites {unknown} are not in model and guide: build the guide on this model."
         )
-
-
-def check_supports(trace: Trace, trace_at: Callable[[Any], Trace], at: Any) -> None:
-    """Refuse latents whose support depends on others: NumPyro's guides keep that of their set-up.
-
-    Args:
-        trace: Of the model.
-        trace_at: The same at unconstrained values of its latents.
-        at: Such values.
-
-    Raises:
-        ValueError: With the sites, and how to write them.
-    """
-    sites = likelihood.latent_sites(trace)
-    # The support of most distributions is one object, whatever their parameters.
-    varying = [
-        name
-        for name, site in sites.items()
-        if not (site["fn"].is_discrete or site["fn"].support in _FIXED_SUPPORTS)
-    ]
-
-    def supports(at: Any) -> Params:
-        of_site = likelihood.latent_sites(trace_at(at))
-        return {
-            name: biject_to(of_site[name]["fn"].support)(_origin(sites[name]))
-            for name in varying
-        }
-
-    if varying and (
-        moving := [name for name, flag in which_depend(supports, at).items() if flag]
-    ):
-        raise ValueError(
-            f"the support of latent {moving[0]!r} depends on other latents, and the guide would keep that of its "
-            "set-up: sample it on a fixed scale, such as a share u of the unit interval, and compute it from u, "
-            "low + (high - low) * u; or run NUTS."
-        )
-
-
-def refuse_moving_supports(
-    model: Model, trace: Trace, args: tuple, kwargs: dict
-) -> None:
-    """:func:`check_supports` of a model whose latents have no flat vector, with its trace."""
-    values = {
-        name: biject_to(site["fn"].support).inv(site["value"])
-        for name, site in likelihood.latent_sites(trace).items()
-        if not site["fn"].is_discrete
-    }
-
-    def trace_at(values: Params) -> Trace:
-        with handlers.block(), handlers.seed(rng_seed=0):
-            return trace_unconstrained(model, values, args, kwargs)
-
-    check_supports(trace, trace_at, values)
-
-
-def _origin(site: likelihood.Site) -> Array:
-    """The origin of the unconstrained scale of a site."""
-    value = jnp.asarray(site["value"], float)
-    return jnp.zeros_like(biject_to(site["fn"].support).inv(value))
 
 
 def _elementwise(site: likelihood.Site) -> Potential | None:

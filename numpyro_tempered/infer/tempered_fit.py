@@ -190,15 +190,18 @@ class TemperedFit(NamedTuple):
         """
         where = self.guide, self.model, self.params, self.key, self.args, self.kwargs
         guide: Any
-        guide, params = gaussian_of_laplace(*where)
+        # Under a transformation the guide of a Laplace approximation is set up as outside of it.
+        with jax.ensure_compile_time_eval():
+            guide, params = gaussian_of_laplace(*where)
         one = data = self._one_draw(values)
+        inside = jnp.ones((), bool)
         if law_of(guide).form == "flat":
-            # Its sites are functions of one flat vector.
-            sites = guide.prototype_trace
-            flat = [
-                jnp.ravel(biject_to(sites[name]["fn"].support).inv(data[name]))
-                for name, _ in flat_layout(guide).sites
-            ]
+            # Its sites are functions of one flat vector, and inverses of values outside are projections.
+            flat = []
+            for name, _ in flat_layout(guide).sites:
+                support = guide.prototype_trace[name]["fn"].support
+                flat.append(jnp.ravel(biject_to(support).inv(one[name])))
+                inside &= jnp.all(support(one[name]))
             data = {f"_{guide.prefix}_latent": jnp.concatenate(flat)}
 
         def density(data: Params, params: Params) -> Array:
@@ -207,8 +210,8 @@ class TemperedFit(NamedTuple):
             latents = likelihood.latent_sites(sites)
             if auxiliary := sorted(set(latents) - set(data) - set(one)):
                 raise ValueError(
-                    f"the guide draws {auxiliary} besides the latents, over which its density is an integral: "
-                    "this posterior has draws, and no density."
+                    f"the guide draws {auxiliary} besides the latents, which are functions of these, or whose "
+                    "density is an integral over them: this posterior has draws, and no density."
                 )
             terms = [
                 jnp.sum(site["fn"].log_prob(site["value"])) for site in latents.values()
@@ -218,7 +221,7 @@ class TemperedFit(NamedTuple):
             return jnp.where(jnp.isnan(total), -jnp.inf, total)
 
         try:
-            return run_program(density, data, params)
+            return jnp.where(inside, run_program(density, data, params), -jnp.inf)
         except NotImplementedError as error:
             raise ValueError(
                 f"{name_of(guide)} has draws and no density at given values: {error}"

@@ -44,7 +44,12 @@ def predict(
     """
     new_groups = {new_groups} if isinstance(new_groups, str) else new_groups
     args, kwargs = model_arguments(predict, model, args, kwargs, finite=False)
-    trace = _trace(rng_key, model, {}, args, kwargs)
+    try:
+        trace = _trace(rng_key, model, {}, args, kwargs)
+    except NotImplementedError:
+        # Of an improper prior there are draws of the posterior alone.
+        firsts = {name: values[0] for name, values in draws.items()}
+        trace = _trace(rng_key, model, firsts, args, kwargs)
     plates = {name for site in trace.values() for name in plates_of(site)}
     if unknown := sorted(set(new_groups) - plates):
         raise ValueError(
@@ -84,7 +89,13 @@ def predict(
             predictive = Predictive(model, latents, return_sites=names, batch_ndims=1)
             return predictive(key, *args, **kwargs)
 
-    return run_program(draw, rng_key, latents), trace
+    try:
+        return run_program(draw, rng_key, latents), trace
+    except NotImplementedError as error:
+        raise ValueError(
+            f"a prior of new_groups={sorted(new_groups)} cannot be sampled (is it improper?), or what the model "
+            f"observes cannot: {error}"
+        ) from error
 
 
 def _trace(

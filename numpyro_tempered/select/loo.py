@@ -215,7 +215,8 @@ def _log_likelihood(
     """The pointwise log-likelihood of the site, and its name."""
     if "log_likelihood" not in group_names(data):
         raise ValueError(
-            f"no log_likelihood group, only {group_names(data)}: take to_inference_data with log_lik."
+            f"no log_likelihood group, only {group_names(data)}: take to_inference_data with log_lik, which "
+            "warns where it leaves the group out, as of discrete latents: sum these out by nt.marginalize."
         )
     sites = group(data, "log_likelihood")
     names = [str(name) for name in sites.data_vars]

@@ -342,7 +342,7 @@ def sandwich(
     warn_of_dependence(rows.rows, np.asarray(parts.influence), otherwise=otherwise)
     q = LocationScale(centre, covariance)
     of_sandwich = moments_of(
-        q, target.coordinates, _draws(draw_key, q, target, num_draws)
+        q, target.coordinates, _draws(draw_key, q, target, num_draws), target.moving
     )
     slopes, prior, power, power_se = (
         doubles(part)
@@ -414,7 +414,7 @@ def _moments_of_fit(
         )
 
     flat, numbers = map(doubles, run_program(flatten, values))
-    moments = moments_of(gaussian, target.coordinates, numbers)
+    moments = moments_of(gaussian, target.coordinates, numbers, target.moving)
     if gaussian is None:
         gaussian = LocationScale(flat.mean(axis=0), np.atleast_2d(np.cov(flat.T)))
     return gaussian, moments, gaussian.loc

@@ -320,7 +320,7 @@ def task_ppca(rows):
     data = nt.to_inference_data(fit, x, rng_key=key, num_samples=20)
     return {
         "loadings": fit.loadings,
-        "elbo": fit.elbo,
+        "elbo": fit.elbo.value,
         "num_factors": selection.num_factors,
         "log_lik": data["log_likelihood"]["x"].values,
         "scores": nt.ppca.transform(fit, x).loc,

@@ -25,7 +25,7 @@ from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.likelihood import Trace
 from numpyro_tempered.handlers.powers import as_operands
-from numpyro_tempered.handlers.target import Target
+from numpyro_tempered.handlers.target import Target, refuse_moving_supports
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.elbo import find_points, trace_guide
 from numpyro_tempered.infer.gaussian_many import (
@@ -33,7 +33,6 @@ from numpyro_tempered.infer.gaussian_many import (
     gaussian_batch_fitter,
 )
 from numpyro_tempered.infer.guide_laws import has_gates, is_auto, law_of
-from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.infer.settle import (
     GRID,

@@ -90,7 +90,7 @@ def draws_of_fit(
     law = location_scale_of(guide, params)
     if law is not None:
         _check_resolution(law, flat)
-    moments = moments_of(law, target.coordinates, values)
+    moments = moments_of(law, target.coordinates, values, target.moving)
     return Draws(
         _checked(log_ratios), flat, values, moments, law, mixture_of(guide, params)
     )
@@ -165,7 +165,7 @@ def draws_of_distribution(
         _checked(log_ratios),
         flat,
         values,
-        moments_of(law, target.coordinates, values),
+        moments_of(law, target.coordinates, values, target.moving),
         law,
     )
 
