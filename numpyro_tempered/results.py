@@ -2,11 +2,10 @@
 
 from numpyro_tempered.core import DataSummary, Description, Evidence, TemperedELBO
 from numpyro_tempered.handlers.target import Target
-from numpyro_tempered.infer.evidence import LinearResponse
 from numpyro_tempered.infer.online_posterior import StreamPosterior
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.settle import Convergence
-from numpyro_tempered.infer.tempered_fit import TemperedFit
+from numpyro_tempered.infer.tempered_fit import LinearResponse, TemperedFit
 from numpyro_tempered.mixtures import ComponentSelection, MixtureEM, MixtureFit
 from numpyro_tempered.online import (
     Finding,

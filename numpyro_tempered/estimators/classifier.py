@@ -10,7 +10,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from numpyro_tempered.core import ArrayLike, PyTree, check_number, describe
-from numpyro_tempered.estimators.frames import are_rows, check_some
+from numpyro_tempered.estimators.base import are_rows, check_some
 from numpyro_tempered.estimators.labels import LabelEstimator, check_label, normalise
 from numpyro_tempered.estimators.learners import LOGISTIC, weighted
 from numpyro_tempered.estimators.river import register

@@ -10,8 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from numpyro_tempered.core import PyTree, as_array, check_number, doubles
-from numpyro_tempered.estimators.base import read_rows
-from numpyro_tempered.estimators.frames import are_rows, as_number, check_some
+from numpyro_tempered.estimators.base import are_rows, as_number, check_some, read_rows
 from numpyro_tempered.estimators.learners import GAUSSIAN, weighted
 from numpyro_tempered.estimators.river import register
 from numpyro_tempered.estimators.rows import OnlineEstimator, Row

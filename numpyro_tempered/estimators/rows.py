@@ -20,8 +20,13 @@ from numpyro_tempered.core import (
     doubles,
     warn_caller,
 )
-from numpyro_tempered.estimators.base import read_rows
-from numpyro_tempered.estimators.frames import are_rows, as_number, place, rows_of
+from numpyro_tempered.estimators.base import (
+    are_rows,
+    as_number,
+    place,
+    read_rows,
+    rows_of,
+)
 from numpyro_tempered.estimators.learners import MAX_FULL, Form, Learners, running
 from numpyro_tempered.estimators.river import RiverEstimator
 from numpyro_tempered.estimators.scales import LARGEST, Scales

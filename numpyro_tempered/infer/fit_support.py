@@ -32,11 +32,11 @@ from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.powers import Powers, as_operands
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.build_guide import build_guide
 from numpyro_tempered.infer.elbo import trace_model
 from numpyro_tempered.infer.fixed_steps import adam_in_units
 from numpyro_tempered.infer.guide_laws import has_gates
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
+from numpyro_tempered.infer.set_up import build_guide
 from numpyro_tempered.infer.support_prior import given_size, sparse_priors
 from numpyro_tempered.infer.svi import TemperedFit, finish
 from numpyro_tempered.infer.tempered_fit import with_names

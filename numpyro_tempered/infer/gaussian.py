@@ -40,7 +40,6 @@ from numpyro_tempered.handlers.powers import as_operands
 from numpyro_tempered.handlers.requirements import full_plates
 from numpyro_tempered.handlers.target import check_supports, trace_unconstrained
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.coordinates import MAX_LATENTS
 from numpyro_tempered.infer.flat_gaussian import latents_of, read_guide, read_start
 from numpyro_tempered.infer.free_energy import FreeEnergy, model_objective
@@ -54,6 +53,7 @@ from numpyro_tempered.infer.modes import (
     starting_points,
 )
 from numpyro_tempered.infer.priors import Latents, check_trace
+from numpyro_tempered.infer.set_up import build_guide, check_restarts
 from numpyro_tempered.infer.settle import ConvergenceWarning, distinct
 from numpyro_tempered.infer.svi import TemperedFit, finish
 from numpyro_tempered.infer.tempered_fit import with_names

@@ -37,7 +37,7 @@ from numpyro_tempered.infer.guides.student_t import (
     AutoDiagonalStudentT,
     AutoMultivariateStudentT,
 )
-from numpyro_tempered.infer.location_scale import LocationScale
+from numpyro_tempered.infer.moments import LocationScale
 
 
 class Reading(NamedTuple):

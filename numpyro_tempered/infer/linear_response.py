@@ -34,13 +34,13 @@ from numpyro_tempered.handlers.arguments import feasible_trace
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.evidence import LinearResponse
 from numpyro_tempered.infer.flat_gaussian import read_guide
 from numpyro_tempered.infer.free_energy import FreeEnergy, model_objective
 from numpyro_tempered.infer.gaussian import NUM_PARTICLES, quadrature_elbo
 from numpyro_tempered.infer.guide_laws import law_of, order_of
 from numpyro_tempered.infer.priors import Latents
 from numpyro_tempered.infer.svi import TemperedFit, finish
+from numpyro_tempered.infer.tempered_fit import LinearResponse
 from numpyro_tempered.report.draws import bind
 
 Product: TypeAlias = Callable[[Array], Array]

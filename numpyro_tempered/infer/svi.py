@@ -30,7 +30,6 @@ from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.handlers.target import refuse_moving_supports
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import OrderedELBO, with_order
-from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.elbo import (
     evaluate_elbo,
     gaussian_of_laplace,
@@ -40,6 +39,7 @@ from numpyro_tempered.infer.elbo import (
 from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses, run_steps
 from numpyro_tempered.infer.guide_laws import has_gates, is_auto, law_of
 from numpyro_tempered.infer.guides.gaussian_mixture import NO_DERIVATIVE
+from numpyro_tempered.infer.set_up import build_guide, check_restarts
 from numpyro_tempered.infer.settle import settle, warn_unless_settled
 from numpyro_tempered.infer.tempered_fit import TemperedFit, with_names
 

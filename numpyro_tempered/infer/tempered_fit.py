@@ -39,7 +39,6 @@ from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.robust import Divergence
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide
-from numpyro_tempered.infer.evidence import LinearResponse, attrs_of
 from numpyro_tempered.infer.guide_laws import (
     flat_layout,
     is_auto,
@@ -50,6 +49,51 @@ from numpyro_tempered.infer.moments import moments_of
 from numpyro_tempered.infer.settle import Convergence
 from numpyro_tempered.report.draws import name_of, plain_params
 from numpyro_tempered.report.predict import predict
+
+
+@add_repr
+class LinearResponse(NamedTuple):
+    """How far :func:`linear_response` may be trusted.
+
+    Attributes:
+        converged: Whether the mean-field fit had, ``fit.converged``; None where nothing shows it.
+        gap: Estimate of the nats by which the mean-field fit misses the optimum of its family, ½ gᵀ K⁻¹ g with g
+            the gradient and K the Hessian of its free energy.
+        smallest_eigenvalue: Of the Hessian in units of the fit's standard deviations, in which it has 1 and 2 for
+            independent Gaussian latents; the nearer to 0, the more latents depend on each other.
+        ratios: The standard deviations of linear response over those of the fit on the unconstrained scale, the
+            smallest and the largest.
+    """
+
+    converged: bool | None
+    gap: float
+    smallest_eigenvalue: float
+    ratios: tuple[float, float]
+
+
+def attrs_of(
+    evidence: Convergence | Result | LinearResponse | None,
+) -> dict[str, object]:
+    """The attributes of draws from a fit: its algorithm, and numbers of its evidence."""
+    if isinstance(evidence, Result):
+        return {
+            "algorithm": "gaussian_vi",
+            "stationarity": float(evidence.stationarity),
+            "num_evaluations": int(evidence.num_evaluations),
+        }
+    if isinstance(evidence, LinearResponse):
+        numbers = {
+            name: getattr(evidence, name) for name in ("gap", "smallest_eigenvalue")
+        }
+        return {"algorithm": "linear_response", **numbers}
+    numbers = {}
+    if isinstance(evidence, Convergence):
+        numbers = {
+            name: float(getattr(evidence, name))
+            for name in ("gap", "num_steps", "rejected")
+        }
+    return {"algorithm": "svi", **numbers}
+
 
 # Draws for moments that have no formula.
 NUM_DRAWS = 4000

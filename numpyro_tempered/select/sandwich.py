@@ -28,8 +28,7 @@ from numpyro_tempered.handlers.rows import find_data, log_lik_of_each
 from numpyro_tempered.handlers.target import Target, check_density
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass
 from numpyro_tempered.infer.guide_laws import location_scale_of
-from numpyro_tempered.infer.location_scale import LocationScale
-from numpyro_tempered.infer.moments import Moments, moments_of
+from numpyro_tempered.infer.moments import LocationScale, Moments, moments_of
 from numpyro_tempered.infer.tempered_fit import TemperedFit
 from numpyro_tempered.report.arviz import Coords, Dims
 from numpyro_tempered.report.draws import SampledPosterior, bind

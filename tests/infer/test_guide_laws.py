@@ -33,7 +33,7 @@ from numpyro_tempered.infer.guide_laws import (
 )
 from numpyro_tempered.infer.guides.online import StartsAtPrior
 from numpyro_tempered.infer.guides.student_t import StudentTGuide
-from numpyro_tempered.infer.location_scale import LocationScale
+from numpyro_tempered.infer.moments import LocationScale
 
 KEY = jax.random.key(3)
 NUM_DRAWS = 4000

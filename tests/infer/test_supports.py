@@ -14,8 +14,7 @@ from numpyro.infer.autoguide import (
 )
 
 import numpyro_tempered as nt
-from numpyro_tempered.infer.location_scale import LocationScale
-from numpyro_tempered.infer.moments import moments_of
+from numpyro_tempered.infer.moments import LocationScale, moments_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the priors of:UserWarning"),
@@ -107,8 +106,8 @@ def test_bounds_that_are_arrays_do_not_move():
 def test_a_prior_of_another_support_starts_a_stream_at_its_moments(fit, prior):
     online = nt.OnlineVI(of(prior), nt.guides.AutoOnlineMultivariateNormal)
     start = online.posterior(online.init(KEY, Y[:1], prior=fit))
-    # A Gaussian on the one scale is not quite one on the other; taken over as it is, it would be off by 6 and more
-    # standard deviations.
+    # A Gaussian on the one scale is not quite one on the other; taken over as it is, it would be off by more than
+    # 6 standard deviations.
     assert abs(start.mean["s"] - fit.mean["s"]) < 0.1 * fit.sd["s"]
     assert abs(start.sd["s"] / fit.sd["s"] - 1.0) < 0.1
 

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.infer.location_scale import LocationScale
-from numpyro_tempered.infer.moments import Moments, of_draws
-from numpyro_tempered.select.check.psis import smooth
+from numpyro_tempered.infer.moments import LocationScale, Moments, of_draws
+from numpyro_tempered.select.check.divergence import smooth
 
 # Pareto k of weighted squares: above them these have no variance, and no mean that draws could tell.
 UNCERTAIN, HEAVY = 0.5, 0.7

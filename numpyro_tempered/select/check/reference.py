@@ -14,8 +14,7 @@ from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.guides.heavy_tails import MultivariateStudentT
 from numpyro_tempered.infer.guides.student_t import DF
-from numpyro_tempered.infer.location_scale import LocationScale
-from numpyro_tempered.infer.moments import forget_untamed
+from numpyro_tempered.infer.moments import LocationScale, forget_untamed
 from numpyro_tempered.select.check.divergence import Divergences, divergences
 from numpyro_tempered.select.check.target import Draws, draws_of_distribution
 

@@ -21,8 +21,7 @@ from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.infer.antithetic import OrderedELBO
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass, trace_guide
 from numpyro_tempered.infer.guide_laws import location_scale_of, mixture_of
-from numpyro_tempered.infer.location_scale import LocationScale
-from numpyro_tempered.infer.moments import Moments, moments_of, of_draws
+from numpyro_tempered.infer.moments import LocationScale, Moments, moments_of, of_draws
 from numpyro_tempered.infer.tempered_fit import TemperedFit
 
 BATCH = 64

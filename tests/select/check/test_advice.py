@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numpyro_tempered.infer.location_scale import LocationScale
+from numpyro_tempered.infer.moments import LocationScale
 from numpyro_tempered.infer.settle import Convergence
 from numpyro_tempered.select.alpha.guides import shortfall, unconverged
 from numpyro_tempered.select.check.bars import ErrorBars

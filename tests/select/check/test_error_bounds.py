@@ -7,10 +7,9 @@ import pytest
 from check_oracles import chi_square, divergence_bound, viabel_diagnostics, wasserstein
 from scipy import stats
 
-from numpyro_tempered.infer.location_scale import LocationScale
+from numpyro_tempered.infer.moments import LocationScale
 from numpyro_tempered.select.check import moments
-from numpyro_tempered.select.check.divergence import divergences
-from numpyro_tempered.select.check.psis import smooth
+from numpyro_tempered.select.check.divergence import divergences, smooth
 
 
 def gaussian_moments(mean, variance):

@@ -12,7 +12,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoMultivariateNormal
 import numpyro_tempered as nt
 from numpyro_tempered.infer.guide_laws import location_scale_of
 from numpyro_tempered.infer.guides.heavy_tails import StudentT
-from numpyro_tempered.infer.location_scale import LocationScale
+from numpyro_tempered.infer.moments import LocationScale
 
 KEY = jax.random.key(0)
 LOC, DF = np.array([3.0, -50.0]), 6.0

@@ -5,8 +5,7 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
-from numpyro_tempered.infer.location_scale import LocationScale
-from numpyro_tempered.infer.moments import forget_untamed, moments_of
+from numpyro_tempered.infer.moments import LocationScale, forget_untamed, moments_of
 from numpyro_tempered.select.check.moments import corrected, covariance
 
 # Of a real vector, a positive number, a simplex and a real number: numbers 0-1, 2, 3-5 and 6, coordinates 0-1, 2,
