@@ -302,7 +302,7 @@ def task_sparse(rows):
     )
     return {
         "linear": linear.posterior.mean,
-        "elbo": linear.elbo,
+        "elbo": linear.elbo.value,
         "log_lik": data["log_likelihood"]["y"].values,
         "logistic": logistic.posterior.mean,
         "objective": logistic.objective,
