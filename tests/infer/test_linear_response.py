@@ -104,6 +104,15 @@ def test_the_result_is_a_fit_of_the_same_means(mean_field, response):
     assert mean_field.elbo.value < evidence - 1.0
 
 
+def test_it_has_the_names_of_the_fit(mean_field):
+    named = mean_field._replace(
+        columns={"x": ("a", "b", "c")}, coords={"row": np.arange(40)}
+    )
+    response = nt.linear_response(KEY, named)
+    assert response.columns == named.columns
+    assert response.coords == named.coords
+
+
 def test_a_choice_of_alpha_and_a_stream_have_it_too(mean_field, response):
     choice = nt.alpha.AlphaChoice(0.5, mean_field, data=None, advice="")
     found = nt.linear_response(KEY, choice, expectation=ETA)
