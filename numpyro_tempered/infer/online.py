@@ -135,12 +135,12 @@ class OnlineVI:
             *args: Arguments of the model, as in the first round: shapes are read, values are not.
             prior: Start from this posterior instead of the model's prior: the state of another run, a fit, an
                 MCMC, a mixture or PCA at its data (``fit.on(x)``), or a Gaussian on the flat unconstrained scale.
-                One of another family than the guide's is matched in mean and (co)variance, as far as the guide's
-                family holds it.
+                One of another family than the guide's, or of another support of a latent, is matched in mean and
+                (co)variance, as far as the guide's family holds it.
             **kwargs: Keyword arguments of the model.
 
         Raises:
-            ValueError: If the model cannot be run online, or ``prior`` is of another shape.
+            ValueError: If the model cannot be run online, or ``prior`` is of another shape or outside of a support.
             TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
         """
         check_key(
