@@ -140,7 +140,8 @@ class OnlineVI:
             **kwargs: Keyword arguments of the model.
 
         Raises:
-            ValueError: If the model cannot be run online, or ``prior`` is of another shape or outside of a support.
+            ValueError: If the model cannot be run online, or ``prior`` is of another shape or outside of its
+                supports.
             TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
         """
         check_key(
