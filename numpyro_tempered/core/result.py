@@ -73,6 +73,7 @@ class DataSummary(NamedTuple):
 
     Attributes:
         observed: Observed values by site; None where the fit does not hold its data.
+        counts: By site what each of them counts: its scale beside the power, 0 where it is masked.
         numbers: Counts, means and the like, by what they are called in an error.
         divergences: By site, for losses that are no log-likelihood, what they are.
     """
@@ -80,6 +81,7 @@ class DataSummary(NamedTuple):
     observed: Mapping[str, Array] | None = None
     numbers: Mapping[str, ArrayLike] = MappingProxyType({})
     divergences: Mapping[str, object] = EMPTY
+    counts: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class Posterior(Protocol):

@@ -76,7 +76,7 @@ def argument_key(args: tuple, kwargs: dict) -> str:
     leaves, structure = jax.tree.flatten((args, kwargs))
     kinds = (
         f"{leaf.dtype}{jnp.shape(leaf)}"
-        if isinstance(leaf, jax.Array) or hasattr(leaf, "__array__")
+        if isinstance(leaf, jax.Array) or hasattr(leaf, "dtype")
         else repr(leaf)[:100]
         for leaf in leaves
     )

@@ -166,8 +166,10 @@ class marginalize(effects.DecoratedModel[P, R]):
         # Those that no data depend on sum to 1.
         latents = set(structure.latents) if structure.data else set()
         if not latents:
+            # Without data nothing is summed, and latents are drawn.
+            sampled = handlers.infer_config(model, lambda _: {"enumerate": None})
             with _refuse_data_from_outside(structure):
-                return model()
+                return (model if structure.data else sampled)()
         _check(structure, latents)
         if (call := argument_key(args, kwargs)) not in self._checked:
             check_elements(model, structure, latents)

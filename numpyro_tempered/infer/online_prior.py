@@ -123,6 +123,8 @@ def _of_draws(posterior: Any, guide: StartsAtPrior) -> Gaussian:
                 f"draws of the prior's latent {name!r} are outside of its support in the model, {support}: give "
                 "the model a support that holds them, or leave prior out."
             )
+        if not math.prod(shape):
+            continue
         values = compiled_map(biject_to(support).inv, draws[name], 64)
         columns.append(doubles(values).reshape(-1, math.prod(shape)))
     flat = np.concatenate(columns, axis=1)

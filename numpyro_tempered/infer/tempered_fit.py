@@ -400,6 +400,7 @@ class TemperedFit(NamedTuple):
             summary.observed,
             {**summary.numbers, **of_source.numbers},
             self.divergences or {},
+            likelihood.counts_of_data(self.target.trace),
         )
 
     def describe(self) -> Description:
@@ -480,6 +481,9 @@ def _latent_sites(fit: TemperedFit, rng_key: Array) -> Trace:
 
 def _moments(fit: TemperedFit) -> tuple[Params, Params]:
     """Means and standard deviations of the latents."""
+    if (of_source := getattr(fit.source, "moments", None)) is not None:
+        pairs = of_source()
+        return {k: v[0] for k, v in pairs.items()}, {k: v[1] for k, v in pairs.items()}
     key = fit.key
     draws, sites = draw(fit, key, NUM_DRAWS), _latent_sites(fit, key)
     latents = {name: sites[name] for name in sorted(draws)}

@@ -16,6 +16,7 @@ from numpyro_tempered.core import (
     DataSummary,
     Description,
     Evidence,
+    Numbers,
     Params,
     Shape,
     TemperedELBO,
@@ -26,6 +27,7 @@ from numpyro_tempered.core import (
     map_batches,
     run_program,
     take_data,
+    to_host,
     warn_if_unresolved,
 )
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
@@ -44,6 +46,7 @@ from numpyro_tempered.mixtures.components.base import (
     translate_on_host,
 )
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
+from numpyro_tempered.mixtures.prepare import check_rows, column_means, weight_of
 from numpyro_tempered.mixtures.weights import STICKS, WEIGHTS, are_sticks
 
 # A component of less than one datum is empty.
@@ -234,15 +237,40 @@ class MixtureFit(NamedTuple):
             :func:`numpyro_guide`, whose ``elbo`` is E1.
 
         Raises:
-            ValueError: If the data are missing or not of the family.
+            ValueError: If the data are missing, not of the family, or not those of the fit by their total
+                weight and means.
         """
         (x,) = take_data(self, data, "x")
+        x = check_rows(x, self.component)
         if self.centre is not None:
             warn_if_unresolved(x, self.centre, self.factors.concentration.dtype)
+        self._check_data(x, sample_weight)
         fit = relabel(self, order)._fit
         args = (x,) if sample_weight is None else (x, sample_weight)
         fit = fit._replace(args=args, rng_key=rng_key)
         return fit._replace(observed=fit.target.observed)
+
+    def _check_data(self, rows: Numbers, sample_weight: ArrayLike | None) -> None:
+        """Refuse rows and weights whose total and means are not those of the fit's."""
+        weight = to_host(weight_of(sample_weight, rows))
+        rows = to_host(rows)
+        weight = np.where(np.isnan(rows).all(axis=1), 0.0, weight)
+        total = float(weight.sum())
+        if not math.isclose(total, self.total, rel_tol=1e-4):
+            raise ValueError(
+                f"x has rows of total weight {total:g}, those of the fit {self.total:g}: pass the x, and the "
+                "sample_weight, that it was fitted to."
+            )
+        if self.centre is None:
+            return
+        means, spread = column_means(rows, weight), np.nanstd(rows, axis=0)
+        if not np.all(
+            np.abs(means - self.centre) <= 1e-3 * spread + 1e-4 * np.abs(means)
+        ):
+            raise ValueError(
+                f"x has column means {means}, the rows of the fit {self.centre}: pass the x, and the "
+                "sample_weight, that it was fitted to."
+            )
 
     def summarise_data(self) -> DataSummary:
         """The sum of the weights and the means of the columns, for :func:`compare`."""

@@ -351,10 +351,19 @@ class PPCAFit(NamedTuple):
             rng_key: Of what is drawn from it afterwards.
 
         Raises:
-            ValueError: If the data are missing, or of another form than those of the fit.
+            ValueError: If the data are missing, or not those of the fit by their number and means.
         """
         (x,) = result.take_data(self, data, "x")
         x, dtype = rows_of(self, x), posterior_of(self).loc.dtype
+        means, num_observed = np.nanmean(x, axis=0), int(np.sum(~np.isnan(x)))
+        spread = 1e-3 * np.nanstd(x, axis=0) + 1e-4 * np.abs(means)
+        if num_observed != self.num_observed or np.any(
+            np.abs(means - self.origin) > spread
+        ):
+            raise ValueError(
+                f"x has {num_observed} entries and column means {means}, that of the fit {self.num_observed} and "
+                f"{self.origin}: pass the x that it was fitted to."
+            )
         warn_if_unresolved(x, self.origin, dtype)
         model = _model_of(self, missing=bool(np.isnan(x).any()))
         rows = jnp.asarray(x, dtype)

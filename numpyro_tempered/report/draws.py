@@ -27,6 +27,7 @@ from numpyro_tempered.core import (
     refuse_data,
     summarise_observed,
 )
+from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.likelihood import (
     Site,
@@ -83,7 +84,7 @@ class SampledPosterior(NamedTuple):
             return None
         with np.errstate(all="ignore"):
             r_hat = np.concatenate([np.ravel(split_gelman_rubin(v)) for v in values])
-        return bool(np.max(r_hat[np.isfinite(r_hat)], initial=1.0) <= LARGEST_R_HAT)
+        return bool(np.max(r_hat[~np.isnan(r_hat)], initial=1.0) <= LARGEST_R_HAT)
 
     @property
     def evidence(self) -> Evidence:
@@ -143,8 +144,11 @@ class SampledPosterior(NamedTuple):
 
     def summarise_data(self) -> DataSummary:
         """The observed values."""
+        trace = self.target.trace
         summary = summarise_observed(self.target.observed)
-        return summary._replace(divergences=divergences(self.target.trace))
+        return summary._replace(
+            divergences=divergences(trace), counts=likelihood.counts_of_data(trace)
+        )
 
     def describe(self) -> Description:
         """What else is to be shown."""

@@ -21,6 +21,7 @@ from numpyro_tempered.core import (
 )
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import argument_names
+from numpyro_tempered.handlers.effects import LOCAL
 from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, to_arviz
@@ -213,6 +214,10 @@ def _evaluate(run: _Run, log_lik: bool, predictive: bool) -> Description:
     attrs = {"alpha": likelihood.common_alpha(trace), **description.attrs}
     if not parts and (scales := likelihood.scales_beside_alpha(trace)):
         attrs["likelihood_scale"] = scales
+    if local := [
+        k for k, site in target.latents.items() if site.get(LOCAL) is not None
+    ]:
+        attrs["local_latents"] = local
     if losses := divergences(trace):
         attrs["divergence"] = {name: loss._asdict() for name, loss in losses.items()}
     if parts or missing:

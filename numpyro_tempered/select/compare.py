@@ -369,6 +369,18 @@ def _agree(
         )
     for site, value in one.observed.items():
         left, right = to_host(value), to_host(two.observed[site])
+        counts = [each.counts[site] for each in (one, two) if site in each.counts]
+        if left.shape == right.shape and len(counts) == 2:
+            shapes = {each.shape for each in counts}
+            if len(shapes) > 1 or not np.allclose(counts[0], counts[1], rtol=1e-6):
+                raise ValueError(
+                    f"the masks or scales of site {site!r} differ between {first} and {second}, and so their "
+                    f"data: {ADVICE}"
+                )
+            # What lies under a mask is no datum.
+            events = tuple(range(counts[0].ndim, left.ndim))
+            on = np.expand_dims(counts[0] != 0.0, events)
+            left, right = (np.where(on, part, 0) for part in (left, right))
         if left.shape != right.shape or not np.array_equal(left, right, equal_nan=True):
             raise ValueError(
                 f"the values of site {site!r} differ between {first} and {second}: {ADVICE}"

@@ -60,9 +60,9 @@ def loo(
         ArviZ's own result, ``ELPDData``, for ``az.compare`` and the plots; on the log scale.
 
     Raises:
-        ValueError: If the data have no log-likelihood or no alpha, there are several sites and none is named, the
-            site is :class:`robust`, or the log-likelihood is NaN, infinite or the same in all draws, or there are
-            fewer than 25 draws.
+        ValueError: If the data have no log-likelihood or no alpha, latents are in local plates, there are several
+            sites and none is named, the site is :class:`robust`, or the log-likelihood is NaN, infinite or the
+            same in all draws, or there are fewer than 25 draws.
 
     Warns:
         UserWarning: As ArviZ does, where the estimated Pareto k says that a weight is unreliable.
@@ -94,6 +94,11 @@ def loo(
         raise ValueError(
             f"site {name!r} has a divergence for its loss, by which a datum is left out, and not by its density: "
             "fit without a part of the data, and evaluate the log_likelihood there."
+        )
+    if local := _attribute(groups, "local_latents"):
+        raise ValueError(
+            f"latent sites {local} are in local plates, whose part of the posterior has its own power: a datum "
+            "is not left out by weights. Integrate them out of the model, or fit without a part of the data."
         )
     power = _power(groups, name) if alpha is None else check_alpha(alpha)
     if np.ndim(power):

@@ -24,6 +24,7 @@ from numpyro_tempered.core import (
     check_number,
     key_first,
     result,
+    to_host,
 )
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab, spike_slab
 from numpyro_tempered.handlers.temper import temper
@@ -131,14 +132,15 @@ class RegressionFit(NamedTuple):
     @property
     def mean(self) -> Params:
         """Posterior means of ``coef``, and of ``intercept`` and ``noise_precision`` where there are these."""
-        return {name: mean for name, (mean, _) in self._moments().items()}
+        return {name: mean for name, (mean, _) in self.moments().items()}
 
     @property
     def sd(self) -> Params:
         """Posterior standard deviations of the same."""
-        return {name: sd for name, (_, sd) in self._moments().items()}
+        return {name: sd for name, (_, sd) in self.moments().items()}
 
-    def _moments(self) -> dict[str, tuple[Array, Array]]:
+    def moments(self) -> dict[str, tuple[Array, Array]]:
+        """Means and standard deviations of the sites."""
         q = self.posterior
         moments = {"coef": (q.mean, jnp.sqrt(q.variance))}
         if self.intercept is not None:
@@ -210,6 +212,15 @@ class RegressionFit(NamedTuple):
                 "and y that it was fitted to."
             )
         rows = centred_rows(self, automatic_mesh(as_array(x, "x")))
+        off = np.abs(to_host(jnp.mean(rows, axis=0)))
+        if len(rows) != y.size or (
+            self.intercept is not None
+            and np.any(off > 1e-3 * to_host(jnp.std(rows, axis=0)))
+        ):
+            raise ValueError(
+                f"x has {len(rows)} rows, and means {off} off those of the fit, y has {y.size}: give the "
+                "x and y that it was fitted to."
+            )
         y = jnp.asarray(y, rows.dtype)
         fit, args = self._fit, (rows, y)
         if self.noise_posterior is None:

@@ -43,6 +43,7 @@ def fit_logistic(x):
 def fits():
     return {
         "mixture": fit_mixture(FLOATS),
+        "weighted": fit_mixture(FLOATS, sample_weight=COUNTS),
         "ppca": ppca.fit(KEY, FLOATS, num_factors=1),
         "linear": fit_linear(FLOATS),
         "logistic": fit_logistic(FLOATS),
@@ -231,7 +232,7 @@ WEIGHTED = {
         .counts
     ),
     "on": lambda weight, fits: (
-        fits["mixture"].on(FLOATS, sample_weight=weight).observed["x"]
+        fits["weighted"].on(FLOATS, sample_weight=weight).observed["x"]
     ),
 }
 
