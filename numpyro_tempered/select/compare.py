@@ -378,9 +378,10 @@ def _agree(
                     f"data: {ADVICE}"
                 )
             # What lies under a mask is no datum.
-            events = tuple(range(counts[0].ndim, left.ndim))
-            on = np.expand_dims(counts[0] != 0.0, events)
-            left, right = (np.where(on, part, 0) for part in (left, right))
+            if left.shape[: counts[0].ndim] == counts[0].shape:
+                events = tuple(range(counts[0].ndim, left.ndim))
+                on = np.expand_dims(counts[0] != 0.0, events)
+                left, right = (np.where(on, part, 0) for part in (left, right))
         if left.shape != right.shape or not np.array_equal(left, right, equal_nan=True):
             raise ValueError(
                 f"the values of site {site!r} differ between {first} and {second}: {ADVICE}"
