@@ -1,4 +1,4 @@
-"""Batch Gaussian variational inference on a NumPyro model."""
+"""Batch Gaussian variational inference on a NumPyro model, by one Gaussian or a mixture of them."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""IVON as an optimiser of NumPyro's SVI."""
+"""IVON as an optimiser of NumPyro's SVI, and as a transformation of optax."""
 
 from __future__ import annotations
 

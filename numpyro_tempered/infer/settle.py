@@ -1,4 +1,4 @@
-"""A guide fitted until its ELBO has settled, and the evidence that it has."""
+"""A guide fitted until its ELBO has settled, to one model or to several side by side, and the evidence."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias

@@ -1,4 +1,4 @@
-"""How many components: the penalised ELBO over K, and over families of components and K."""
+"""How many components: the penalised ELBO over K and families, over powers, beside maximum likelihood."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

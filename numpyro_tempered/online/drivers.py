@@ -1,4 +1,4 @@
-"""Drivers: one round, and one pass over a stream."""
+"""Drivers: one round, one pass over a stream, and streams longer than the memory, in chunks."""
 
 import contextlib
 import functools

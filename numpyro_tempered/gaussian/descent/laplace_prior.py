@@ -1,4 +1,12 @@
-"""Terms of a prior in a descent: a scalar's own, and one at its mode."""
+r"""Priors of independent coordinates under a Gaussian: Laplace in closed form, others by quadrature.
+
+For a coordinate θ ~ N(m, s²) under q and the density exp(-|θ - μ| / b) / (2b), with z = (m - μ)/s,
+
+.. math:: E_q|θ - μ| = (m - μ)\,(2Φ(z) - 1) + 2 s φ(z),
+
+with derivative 2Φ(z) - 1 and second derivative 2φ(z)/s in m: the curvature of the kink, which no average of
+second derivatives over draws can find.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What an expectation is: value and gradients of E_q[loss] for a Gaussian q."""
+"""What an expectation is: value and gradients of E_q[loss] for a Gaussian q, of Gaussian predictors too."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Changes of a stream, from the weights of an aggregate over windows: the test of Page and Hinkley."""
+"""Windows of many lengths, and changes of a stream from their weights: the test of Page and Hinkley."""
 
 import math
 from collections.abc import Callable, Sequence

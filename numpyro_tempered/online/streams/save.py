@@ -1,4 +1,4 @@
-"""States on disk: bit-exact, written atomically, checked when read."""
+"""States on disk, bit-exact, written atomically, checked when read; and as bytes, for a queue or a socket."""
 
 import io
 from collections import namedtuple

@@ -1,4 +1,4 @@
-"""Divergences of a posterior from what it was drawn from, by importance weights."""
+"""Divergences of a posterior from what it was drawn from, by importance weights, smoothed by PSIS."""
 
 import math
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-r"""Certificates: computable upper bounds on the divergence of a fitted model from the unknown truth."""
+r"""Certificates: upper bounds on the divergence of a fitted model from the unknown truth, and what they assume."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-r"""Rényi divergences of Gaussians and of exponential families in closed form.
+r"""Rényi divergences of Gaussians and of exponential families in closed form, and others by sums and quadrature.
 
 :math:`D_a(P, R) = \frac{1}{a-1}\log\int p^a r^{1-a}`, and KL(P, R) at order 1.
 
