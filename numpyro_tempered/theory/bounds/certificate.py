@@ -1,4 +1,4 @@
-r"""Certificates: upper bounds on the divergence of a fitted model from the unknown truth, and what they assume."""
+r"""Certificates: upper bounds on the divergence of a fitted model from the unknown truth, and their ground."""
 
 from typing import NamedTuple
 
