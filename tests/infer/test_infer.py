@@ -1342,20 +1342,6 @@ def test_the_loss_takes_the_support_given_the_other_latents(x64):
     )
 
 
-@pytest.mark.full
-def test_a_support_that_depends_on_another_latent(x64):
-    vi = online(nested, DRAWS, OGA)
-    with pytest.warns(UserWarning, match="not Normal"):
-        state = vi.init(
-            KEY, 0.5, prior=MeanField(np.array([np.log(3.0), 0.0]), np.full(2, 1e-6))
-        )
-    _, losses = vi.update(state, 1.5)
-    # z is the middle of (0, 3).
-    np.testing.assert_allclose(
-        losses.at_mean, -stats.norm.logpdf(1.5, 1.5, 0.1), rtol=1e-3
-    )
-
-
 def test_local_latents_and_params_are_refused(x64):
     def local(y):
         theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
