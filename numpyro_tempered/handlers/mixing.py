@@ -107,14 +107,16 @@ def _mixed(
         consts = [_concrete(const) for const in program.consts]
 
         @jax.jit
-        def evaluate(consts: list[Array], rows: Array) -> list[Array]:
-            return jax.lax.map(
-                lambda row: jax.core.eval_jaxpr(program.jaxpr, consts, row), rows
-            )
+        def evaluate(consts: list[Array], row: Array) -> list[Array]:
+            return jax.core.eval_jaxpr(program.jaxpr, consts, row)
 
-        # Data are arguments: those that processes share can be no constants of a program.
-        values = evaluate(consts, changed.reshape(-1, *shape))
-    for name, log_prob in zip(outputs, map(to_host, values), strict=True):
+        # Data are arguments: those that processes share can be no constants of a program. Row by row, as older
+        # versions of jax cannot compile a loop here.
+        rows = [evaluate(consts, row) for row in changed.reshape(-1, *shape)]
+    values = [
+        np.stack([to_host(part) for part in parts]) for parts in zip(*rows, strict=True)
+    ]
+    for name, log_prob in zip(outputs, values, strict=True):
         differs = ~np.isclose(
             log_prob, log_prob[:1], rtol=1e-3, atol=1e-5, equal_nan=True
         )
