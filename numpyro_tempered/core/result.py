@@ -11,7 +11,7 @@ from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.labels import Labels, check_names
 from numpyro_tempered.core.precision import doubles
 from numpyro_tempered.core.processes import to_host
-from numpyro_tempered.core.typing import Array, ArrayLike, Params, Shape
+from numpyro_tempered.core.typing import Array, ArrayLike, Numbers, Params, Shape
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
 
@@ -101,7 +101,7 @@ class Posterior(Protocol):
         ...
 
     @property
-    def converged(self) -> bool | None:
+    def converged(self) -> bool | Array | None:
         """Whether it has converged; None where nothing shows it."""
         ...
 
@@ -111,12 +111,12 @@ class Posterior(Protocol):
         ...
 
     @property
-    def mean(self) -> Params:
+    def mean(self) -> Mapping[str, Numbers]:
         """Means of the latents."""
         ...
 
     @property
-    def sd(self) -> Params:
+    def sd(self) -> Mapping[str, Numbers]:
         """Their standard deviations."""
         ...
 
@@ -143,7 +143,7 @@ class Posterior(Protocol):
         ...
 
 
-def fit_attrs(fit: Any) -> dict[str, object]:
+def fit_attrs(fit: Posterior) -> dict[str, object]:
     """What a fit knows of itself, as attributes of ArviZ data."""
     attrs: dict[str, object] = {}
     if fit.elbo is not None:

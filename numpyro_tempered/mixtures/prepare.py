@@ -61,16 +61,24 @@ def prepare(
         ValueError: If they are not data of this family, or the weights do not fit.
     """
     rows = check_rows(x, component)
-    weight, library = weight_of(sample_weight, rows), components.namespace(rows)
-    weight = library.where(
-        library.isnan(rows).all(axis=1), np.zeros((), weight.dtype), weight
-    )
+    weight, total = weights_and_total(rows, sample_weight)
     centre = None if component.location is None else column_means(rows, weight)
-    total = float(weight.sum(dtype=np.float64) if library is np else weight.sum())
     data = centre_data(
         component, rows, weight, centre, total=total, spacing=spacing_of(rows)
     )
     return data._replace(column_names=names_of(x))
+
+
+def weights_and_total(
+    rows: components.Rows, sample_weight: ArrayLike | None
+) -> tuple[components.Rows, float]:
+    """The weights of rows, 0 of those without an entry, and their sum."""
+    weight, library = weight_of(sample_weight, rows), components.namespace(rows)
+    weight = library.where(
+        library.isnan(rows).all(axis=1), np.zeros((), weight.dtype), weight
+    )
+    total = weight.sum(dtype=np.float64) if library is np else weight.sum()
+    return weight, float(total)
 
 
 def check_rows(x: ArrayLike, component: components.Component) -> components.Rows:

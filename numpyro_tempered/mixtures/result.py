@@ -43,10 +43,15 @@ from numpyro_tempered.mixtures.bridges.sites import (
 from numpyro_tempered.mixtures.components.base import (
     Component,
     Hyperparameters,
+    namespace,
     translate_on_host,
 )
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
-from numpyro_tempered.mixtures.prepare import check_rows, column_means, weight_of
+from numpyro_tempered.mixtures.prepare import (
+    check_rows,
+    column_means,
+    weights_and_total,
+)
 from numpyro_tempered.mixtures.weights import STICKS, WEIGHTS, are_sticks
 
 # A component of less than one datum is empty.
@@ -252,24 +257,22 @@ class MixtureFit(NamedTuple):
 
     def _check_data(self, rows: Numbers, sample_weight: ArrayLike | None) -> None:
         """Refuse rows and weights whose total and means are not those of the fit's."""
-        weight = to_host(weight_of(sample_weight, rows))
-        rows = to_host(rows)
-        weight = np.where(np.isnan(rows).all(axis=1), 0.0, weight)
-        total = float(weight.sum())
+        weight, total = weights_and_total(rows, sample_weight)
+        advice = "pass the x, and the sample_weight, that it was fitted to."
         if not math.isclose(total, self.total, rel_tol=1e-4):
             raise ValueError(
-                f"x has rows of total weight {total:g}, those of the fit {self.total:g}: pass the x, and the "
-                "sample_weight, that it was fitted to."
+                f"x has rows of total weight {total:g}, those of the fit {self.total:g}: {advice}"
             )
-        if self.centre is None:
+        if self.centre is None or self.component.location is None:
             return
-        means, spread = column_means(rows, weight), np.nanstd(rows, axis=0)
-        if not np.all(
-            np.abs(means - self.centre) <= 1e-3 * spread + 1e-4 * np.abs(means)
-        ):
+        # Of others than these there is no centre.
+        columns = self.component.location.columns
+        at = slice(None) if columns is None else list(columns)
+        means, centre = column_means(rows, weight)[at], self.centre[at]
+        spread = to_host(namespace(rows).nanstd(rows, axis=0))[at]
+        if np.any(np.abs(means - centre) > 1e-3 * spread + 1e-4 * np.abs(means)):
             raise ValueError(
-                f"x has column means {means}, the rows of the fit {self.centre}: pass the x, and the "
-                "sample_weight, that it was fitted to."
+                f"x has column means {means}, the rows of the fit {centre}: {advice}"
             )
 
     def summarise_data(self) -> DataSummary:

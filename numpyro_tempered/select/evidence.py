@@ -164,14 +164,15 @@ def cumulative(increments: np.ndarray) -> np.ndarray:
 def largest_r_hat(arrays: list[np.ndarray]) -> np.ndarray:
     """The largest split R-hat of all coordinates by alpha, of arrays ``(chains, draws, A, ...)``.
 
-    Coordinates that are constant or not finite have none; 1 where no coordinate has.
+    Coordinates that are constant or not finite have none, and chains that are stuck apart an infinite one; 1
+    where no coordinate has.
     """
     largest = []
     for array in arrays:
         flat = np.reshape(doubles(array), (*array.shape[:3], -1))
         with np.errstate(all="ignore"):
             r_hat = split_gelman_rubin(flat)
-        largest.append(np.where(np.isfinite(r_hat), r_hat, 1.0))
+        largest.append(np.where(np.isnan(r_hat), 1.0, r_hat))
     return np.max(np.concatenate(largest, axis=1), axis=1)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import (
     AutoLaplaceApproximation,
@@ -147,7 +148,7 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("name", tiered(OUTSIDE, unit=["simplex"]))
 def test_outside_of_a_support_there_is_no_density(name):
     prior, inside, outside = OUTSIDE[name]
 
@@ -166,6 +167,7 @@ def test_outside_of_a_support_there_is_no_density(name):
     assert np.all(np.isfinite(log_prob(draws)))
 
 
+@pytest.mark.full
 def test_log_prob_of_a_laplace_approximation_under_jit():
     fit = nt.fit_svi(
         KEY, of(dist.HalfNormal(3.0)), AutoLaplaceApproximation, Y, num_steps=500

@@ -10,6 +10,8 @@ import pytest
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
+from numpyro_tempered.select.check.posteriors import split_r_hat
+from numpyro_tempered.select.evidence import largest_r_hat
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -69,6 +71,24 @@ def test_those_of_the_fit_are_taken_however_they_come(fits):
     fits["weighted"].on(X, sample_weight=WEIGHT)
 
 
+def test_columns_that_are_not_moved_are_not_compared_by_their_means():
+    component = nt.mixtures.components.product(
+        {
+            "a": nt.mixtures.components.known_variance(1, prior_scale=9.0),
+            "b": nt.mixtures.components.poisson(1),
+        },
+        {"a": [0], "b": [1]},
+    )
+    rows = np.column_stack([X[:, 0], RNG.poisson(4.0, 24)])
+    fit = nt.mixtures.fit(
+        KEY, rows, component, num_components=1, num_restarts=1, num_draws=2
+    )
+    assert fit.centre[1] == 0.0
+    fit.on(rows)
+    with pytest.raises(ValueError, match="column means"):
+        fit.on(rows + np.array([9.0, 0.0]))
+
+
 def test_moments_at_the_data_are_those_of_the_fit(fits):
     bound = fits["sparse"].on(X, Y)
     for at_data, alone in (
@@ -78,6 +98,7 @@ def test_moments_at_the_data_are_those_of_the_fit(fits):
         jax.tree.map(np.testing.assert_array_equal, at_data, alone)
 
 
+@pytest.mark.full
 def test_a_mixture_of_one_component_starts_a_stream(fits):
     model = nt.mixtures.numpyro_model(
         nt.mixtures.components.known_variance(2, prior_scale=9.0), num_components=1
@@ -122,6 +143,13 @@ def test_chains_that_are_stuck_apart_have_not_converged():
     constant = {"loc": jnp.full((2, 50), 5.0)}
     assert nt.results.SampledPosterior(stuck, target).converged is False
     assert nt.results.SampledPosterior(constant, target).converged is True
+    grid = {name: np.asarray(draws)[:, :, None] for name, draws in stuck.items()}
+    assert largest_r_hat([grid["loc"]]) == [np.inf]
+    assert largest_r_hat([np.zeros((2, 50, 1))]) == [1.0]
+    # Halves of one chain, by 0.1: too near for a variance of 1 in the place of none.
+    halves = {"loc": jnp.concatenate([jnp.zeros(25), jnp.full(25, 0.1)])[None]}
+    assert split_r_hat(halves) > 1e3
+    assert split_r_hat({"loc": jnp.zeros((1, 50))}) == 1.0
 
 
 @pytest.mark.filterwarnings("ignore:the fit has not converged")
@@ -143,6 +171,7 @@ def test_loo_refuses_local_plates():
             nt.loo(posterior)
 
 
+@pytest.mark.full
 def test_a_marginalised_model_predicts_where_its_latents_are_enumerated():
     def model(y, size=4):
         p = numpyro.sample("p", dist.Beta(5.0, 2.0))

@@ -179,9 +179,9 @@ def split_r_hat(values: Values) -> Array:
         halves = jnp.reshape(value[0, : 2 * half], (2, half, -1))
         within = jnp.mean(jnp.var(halves, axis=1, ddof=1), axis=0)
         between = jnp.var(jnp.mean(halves, axis=1), axis=0, ddof=1)
-        r_hat = jnp.sqrt(
-            (half - 1) / half + between / jnp.where(within > 0, within, 1.0)
-        )
+        # Halves that are stuck apart have an infinite one, and constants none.
+        ratio = between / within
+        r_hat = jnp.sqrt((half - 1) / half + jnp.where(between > 0, ratio, 0.0))
         largest.append(jnp.max(jnp.where((within > 0) | (between > 0), r_hat, 1.0)))
     return jnp.max(jnp.stack(largest))
 
