@@ -273,9 +273,8 @@ def counts_of_data(trace: Trace) -> dict[str, np.ndarray]:
     """What each datum of a site counts, over its batch shape: its scale beside the power, 0 under a mask."""
     counts = {}
     for name, site in likelihood_sites(trace).items():
-        if not is_factor(site):
-            each = np.where(mask_of_data(site["fn"]), to_host(other_scale(site)), 0.0)
-            counts[name] = np.broadcast_to(each, site["fn"].batch_shape)
+        each = np.where(mask_of_data(site["fn"]), to_host(other_scale(site)), 0.0)
+        counts[name] = np.broadcast_to(each, site["fn"].batch_shape)
     return counts
 
 

@@ -136,15 +136,10 @@ def at_data(alpha: Any, msg: Message) -> Any:
     """A power at the data of a site: one for each datum where it is an array, those of the subsample in a plate.
 
     Raises:
-        ValueError: If an array has another shape than the data, or the site is a factor.
+        ValueError: If an array has another shape than the data or the terms of a factor.
     """
     if not jnp.ndim(alpha):
         return alpha
-    if is_unit(msg):
-        raise ValueError(
-            f"factor {msg['name']!r} is one number and alpha has one for each datum: give alpha as a mapping "
-            "from sites to powers, or factors=False for terms of the prior."
-        )
     if numpyro_private.is_enumerating() and any(
         isinstance(handler, handlers.replay) for handler in STACK
     ):
@@ -165,6 +160,12 @@ def at_data(alpha: Any, msg: Message) -> Any:
     value = jnp.shape(msg["value"])
     shape = value[: len(value) - msg["fn"].event_dim]
     if jnp.shape(alpha) != shape:
+        if is_unit(msg):
+            raise ValueError(
+                f"alpha has shape {jnp.shape(alpha)}, and factor {msg['name']!r} {shape}: give a factor of data "
+                "one term for each, or name the powers by a mapping from sites; factors=False is for terms of "
+                "the prior."
+            )
         raise ValueError(
             f"alpha has shape {jnp.shape(alpha)}, and site {msg['name']!r} has data of shape {shape}: an array "
             "has one power for each datum (or, in the plates of a model that subsamples, for each of all data). "

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, Shape
+from numpyro_tempered.core import Array, Params, Shape, to_host
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import Trace, plates_of
 from numpyro_tempered.handlers.requirements import require
@@ -43,6 +43,34 @@ class DataRows(NamedTuple):
         if self.places is None:
             return values
         return jnp.zeros(self.size, values.dtype).at[self.places].set(values)
+
+
+def whole_data(trace: Trace, data: Any) -> Params:
+    """The values that sites observe a part of, in a plate that subsamples, where an array of the data holds them.
+
+    Args:
+        trace: Of the model, with the rows that its plate has drawn.
+        data: Its arguments.
+    """
+    whole = {}
+    for name, site in likelihood.observed_sites(trace).items():
+        part = to_host(site["value"])
+        drawn = [
+            (trace[frame.name], frame.dim - site["fn"].event_dim)
+            for frame in site["cond_indep_stack"]
+            if likelihood.is_subsampled(trace[frame.name])
+        ]
+        for plate, axis in (
+            drawn if len(drawn) == 1 and -drawn[0][1] <= part.ndim else ()
+        ):
+            shape = list(part.shape)
+            shape[axis] = plate["args"][0]
+            for leaf in jax.tree.leaves(data):
+                if np.shape(leaf) == tuple(shape) and np.array_equal(
+                    np.take(to_host(leaf), to_host(plate["value"]), axis), part
+                ):
+                    whole[name] = leaf
+    return whole
 
 
 def find_data(trace: Trace, plate: str | None) -> DataRows:

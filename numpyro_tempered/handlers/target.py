@@ -19,12 +19,14 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 
-from numpyro_tempered.core import Array, Model, Params
+from numpyro_tempered.core import Array, DataSummary, Model, Params, summarise_observed
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import PRIOR_FACTOR
 from numpyro_tempered.handlers.likelihood import Layout, Site, Trace
 from numpyro_tempered.handlers.requirements import require
+from numpyro_tempered.handlers.robust import divergences
+from numpyro_tempered.handlers.rows import whole_data
 from numpyro_tempered.handlers.temper import temper
 
 Values = TypeVar("Values")
@@ -119,6 +121,16 @@ class Target:
     def observed(self) -> Params:
         """Observed values by site."""
         return likelihood.observed_values(self.trace)
+
+    def summarise_data(self, observed: Params) -> DataSummary:
+        """What :func:`compare` knows of observed values: where a plate draws a part of them, of the whole."""
+        trace = self.trace
+        whole = whole_data(trace, (self.args, self.kwargs))
+        counts = likelihood.counts_of_data(trace)
+        return summarise_observed({**observed, **whole})._replace(
+            divergences=divergences(trace),
+            counts={k: v for k, v in counts.items() if k not in whole},
+        )
 
     @property
     def layout(self) -> Layout:

@@ -30,7 +30,6 @@ from numpyro_tempered.core import (
     map_batches,
     refuse_data,
     run_program,
-    summarise_observed,
 )
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.handlers import likelihood
@@ -395,13 +394,8 @@ class TemperedFit(NamedTuple):
         )
         if self.source is not None and not self.observed:
             return of_source
-        summary = summarise_observed(self.observed)
-        return DataSummary(
-            summary.observed,
-            {**summary.numbers, **of_source.numbers},
-            self.divergences or {},
-            likelihood.counts_of_data(self.target.trace),
-        )
+        summary = self.target.summarise_data(self.observed)
+        return summary._replace(numbers={**summary.numbers, **of_source.numbers})
 
     def describe(self) -> Description:
         """What :func:`to_inference_data` shows beside the draws."""

@@ -21,9 +21,13 @@ Dims: TypeAlias = Mapping[str, Sequence[str]]
 Key = TypeVar("Key", bound=Hashable)
 Groups: TypeAlias = Mapping[str, Mapping[str, ArrayLike]]
 
+# The group that ``az.loo`` and ``az.compare`` read, taking the draws for those of the untempered posterior; and
+# that of other draws, which they do not read.
+LOG_LIK, UNTEMPERED = "log_likelihood", "untempered_log_likelihood"
 _SAMPLE_GROUPS = (
     "posterior",
-    "log_likelihood",
+    LOG_LIK,
+    UNTEMPERED,
     "posterior_predictive",
     "predictions",
     "sample_stats",
@@ -125,7 +129,7 @@ def to_arviz(
     datasets = {}
     for name, values in groups.items():
         named = dims
-        if name == "log_likelihood":
+        if name in (LOG_LIK, UNTEMPERED):
             # A log-probability has no event dimensions.
             named = {
                 k: dims[k][: np.ndim(v) - 2] for k, v in values.items() if k in dims

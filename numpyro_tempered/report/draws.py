@@ -25,9 +25,7 @@ from numpyro_tempered.core import (
     compiled_map,
     doubles,
     refuse_data,
-    summarise_observed,
 )
-from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.likelihood import (
     Site,
@@ -38,7 +36,7 @@ from numpyro_tempered.handlers.likelihood import (
 )
 from numpyro_tempered.handlers.numpyro_private import arguments
 from numpyro_tempered.handlers.requirements import require
-from numpyro_tempered.handlers.robust import as_densities, divergences
+from numpyro_tempered.handlers.robust import as_densities
 from numpyro_tempered.handlers.target import Target
 from numpyro_tempered.report.arviz import Dims, variable_name
 from numpyro_tempered.report.predict import predict
@@ -144,11 +142,7 @@ class SampledPosterior(NamedTuple):
 
     def summarise_data(self) -> DataSummary:
         """The observed values."""
-        trace = self.target.trace
-        summary = summarise_observed(self.target.observed)
-        return summary._replace(
-            divergences=divergences(trace), counts=likelihood.counts_of_data(trace)
-        )
+        return self.target.summarise_data(self.target.observed)
 
     def describe(self) -> Description:
         """What else is to be shown."""

@@ -1,7 +1,7 @@
 """Results of every algorithm as ArviZ data."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,14 @@ from numpyro_tempered.handlers.arguments import argument_names
 from numpyro_tempered.handlers.effects import LOCAL
 from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.handlers.target import Target
-from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, to_arviz
+from numpyro_tempered.report.arviz import (
+    LOG_LIK,
+    UNTEMPERED,
+    ArviZData,
+    Coords,
+    Dims,
+    to_arviz,
+)
 from numpyro_tempered.report.draws import (
     bind,
     evaluate_draws,
@@ -33,6 +40,9 @@ from numpyro_tempered.report.draws import (
     plate_dims,
 )
 from numpyro_tempered.report.predict import predict
+
+# Attributes of draws that are not of the posterior of this likelihood, whatever alpha is.
+_NOT_PLAIN = "likelihood_scale", "divergence", "local_latents"
 
 
 @runs_models
@@ -43,7 +53,7 @@ def to_inference_data(
     rng_key: Array | None = None,
     coords: Coords | None = None,
     dims: Dims | None = None,
-    log_lik: bool = True,
+    log_lik: bool | Literal["log_likelihood"] = True,
     posterior_predictive: bool = False,
     predictions: tuple | Mapping[str, object] | None = None,
     new_groups: Collection[str] = (),
@@ -52,8 +62,11 @@ def to_inference_data(
 ) -> ArviZData:
     """ArviZ data of a tempered posterior.
 
-    Groups: ``posterior``, of latent and deterministic sites, and ``log_likelihood``, untempered and unscaled,
-    with dims ``(chain, draw)`` and those of the plates, NaN where data are masked; ``observed_data``;
+    Groups: ``posterior``, of latent and deterministic sites, and the log-likelihood, untempered and unscaled,
+    with dims ``(chain, draw)`` and those of the plates, NaN where data are masked: ``log_likelihood``, or
+    ``untempered_log_likelihood`` where alpha or a scale is not 1, the loss is another, or latents are local,
+    since ``az.loo`` and ``az.compare`` would take the draws for those of the untempered posterior;
+    ``observed_data``;
     ``posterior_predictive`` and ``predictions`` on request; for variational results ``variational`` (the trace of
     the loss and the parameters); for MCMC ``sample_stats``. Attributes: ``alpha`` (in JSON where it differs by
     site), ``masked`` (how many data of a site are), the rule or algorithm, versions. A slash in a site's name
@@ -96,7 +109,8 @@ def to_inference_data(
             dimension of the same name, as of ``x.rename_axis(columns="covariate")``.
         dims: Names of the event dimensions by variable, without chain and draw. By default a dimension that
             belongs to a plate has the plate's name, so that ``coords={"school": names}`` is enough.
-        log_lik: Whether to evaluate the log-likelihood group, which takes S × n numbers.
+        log_lik: Whether to evaluate the log-likelihood group, which takes S × n numbers; ``"log_likelihood"``
+            gives it this name whatever the power.
         posterior_predictive: Whether to draw the observed sites anew, once for each posterior draw, from their
             untempered distributions. Where an observed site depends on another it sees the data: in a time
             series each replicate is one step ahead.
@@ -113,8 +127,9 @@ def to_inference_data(
 
     Raises:
         TypeError: If ``posterior`` is none.
-        ValueError: If data or key are missing, an MCMC has not run a model, the draws do not fit their model,
-            ``dims`` names no variable, or replicates are asked for and there is no key or no sampler.
+        ValueError: If data or key are missing, ``log_lik`` is another name, an MCMC has not run a model, the
+            draws do not fit their model, ``dims`` names no variable, or replicates are asked for and there is no
+            key or no sampler.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -135,6 +150,10 @@ def to_inference_data(
         >>> nt.to_inference_data(draws, nt.temper(model, alpha=0.5), jnp.ones(6)).attrs["alpha"]
         0.5
     """
+    if isinstance(log_lik, str) and log_lik != LOG_LIK:
+        raise ValueError(
+            f"log_lik must be True, False or {LOG_LIK!r}, got {log_lik!r}."
+        )
     bound = bind(posterior, data, kwargs, rng_key=rng_key, by_chain=group_by_chain)
     key = getattr(bound, "rng_key", None) if rng_key is None else rng_key
     samples = getattr(bound, "samples", None)
@@ -190,7 +209,7 @@ class _Run(NamedTuple):
         }
 
 
-def _evaluate(run: _Run, log_lik: bool, predictive: bool) -> Description:
+def _evaluate(run: _Run, log_lik: bool | str, predictive: bool) -> Description:
     """All groups and attributes but predictions."""
     target, samples, key, description = run
     if target is None:
@@ -218,6 +237,12 @@ def _evaluate(run: _Run, log_lik: bool, predictive: bool) -> Description:
         k for k, site in target.latents.items() if site.get(LOCAL) is not None
     ]:
         attrs["local_latents"] = local
+    if factors := [
+        k
+        for k, site in likelihood.likelihood_sites(trace).items()
+        if likelihood.is_factor(site)
+    ]:
+        attrs["factors"] = factors
     if losses := divergences(trace):
         attrs["divergence"] = {name: loss._asdict() for name, loss in losses.items()}
     if parts or missing:
@@ -245,7 +270,7 @@ def _evaluate(run: _Run, log_lik: bool, predictive: bool) -> Description:
         and _has_entries(site["value"])
     ]
     if log_lik or (derived and not missing):
-        log_probs, values = evaluate_draws(target, latents, log_lik, derived)
+        log_probs, values = evaluate_draws(target, latents, bool(log_lik), derived)
         posterior.update(run.by_chain(values))
     groups["posterior"] = posterior
     if log_lik:
@@ -255,7 +280,9 @@ def _evaluate(run: _Run, log_lik: bool, predictive: bool) -> Description:
             k: np.broadcast_to(likelihood.mask_of_data(trace[k]["fn"]), v.shape[2:])
             for k, v in scores.items()
         }
-        groups["log_likelihood"] = {
+        is_plain = attrs.keys().isdisjoint(_NOT_PLAIN) and attrs["alpha"] == 1.0
+        by_default = LOG_LIK if is_plain else UNTEMPERED
+        groups[by_default if log_lik is True else LOG_LIK] = {
             k: v if present[k].all() else np.where(present[k], v, np.nan)
             for k, v in scores.items()
         }

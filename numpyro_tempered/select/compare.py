@@ -367,6 +367,13 @@ def _agree(
         raise ValueError(
             f"{first} observes {sorted(one.observed)} and {second} {sorted(two.observed)}: {ADVICE}"
         )
+    factors = [sorted(set(each.counts) - set(one.observed)) for each in (one, two)]
+    if factors[0] != factors[1]:
+        raise ValueError(
+            f"{first} has likelihood factors {factors[0]} and {second} {factors[1]}, which may be terms of other "
+            f"data: {ADVICE} Observe those data in all of them, or under one name; factors that are terms of the "
+            "prior are named by nt.temper(model, alpha, factors=)."
+        )
     for site, value in one.observed.items():
         left, right = to_host(value), to_host(two.observed[site])
         counts = [each.counts[site] for each in (one, two) if site in each.counts]

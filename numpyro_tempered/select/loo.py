@@ -7,7 +7,14 @@ import numpy as np
 
 from numpyro_tempered.core import Array, warn_caller
 from numpyro_tempered.handlers.temper import check_alpha
-from numpyro_tempered.report.arviz import ArviZData, group, group_names, variable_name
+from numpyro_tempered.report.arviz import (
+    LOG_LIK,
+    UNTEMPERED,
+    ArviZData,
+    group,
+    group_names,
+    variable_name,
+)
 from numpyro_tempered.report.inference_data import to_inference_data
 
 if TYPE_CHECKING:
@@ -61,8 +68,8 @@ def loo(
 
     Raises:
         ValueError: If the data have no log-likelihood or no alpha, latents are in local plates, there are several
-            sites and none is named, the site is :class:`robust`, or the log-likelihood is NaN, infinite or the
-            same in all draws, or there are fewer than 25 draws.
+            sites, or factors beside one, and none is named, the site is :class:`robust`, or the log-likelihood is
+            NaN, infinite or the same in all draws, or there are fewer than 25 draws.
 
     Warns:
         UserWarning: As ArviZ does, where the estimated Pareto k says that a weight is unreliable.
@@ -116,9 +123,9 @@ def loo(
     if hasattr(az, "psislw"):
         return _loo_of_arviz_0(log_lik, log_ratios, reff, pointwise)
     log_weights, pareto_k = _smooth(log_ratios, reff)
-    if log_lik.sizes != group(groups, "log_likelihood")[name].sizes:
-        groups = groups.copy()
-        groups["log_likelihood"] = type(groups)(log_lik.to_dataset())
+    # Where ArviZ reads it, without what is masked.
+    groups = groups.copy()
+    groups[LOG_LIK] = type(groups)(log_lik.to_dataset())
     return az.loo(
         groups,
         pointwise=pointwise,
@@ -218,13 +225,22 @@ def _log_likelihood(
     data: ArviZData, var_name: str | None
 ) -> tuple[str, "xr.DataArray"]:
     """The pointwise log-likelihood of the site, and its name."""
-    if "log_likelihood" not in group_names(data):
+    names_of_groups = group_names(data)
+    held = [name for name in (UNTEMPERED, LOG_LIK) if name in names_of_groups]
+    if not held:
         raise ValueError(
-            f"no log_likelihood group, only {group_names(data)}: take to_inference_data with log_lik, which "
+            f"no log_likelihood group, only {names_of_groups}: take to_inference_data with log_lik, which "
             "warns where it leaves the group out, as of discrete latents: sum these out by nt.marginalize."
         )
-    sites = group(data, "log_likelihood")
+    sites = group(data, held[0])
     names = [str(name) for name in sites.data_vars]
+    factors = _attribute(data, "factors")
+    if var_name is None and factors is not None:
+        raise ValueError(
+            f"factors {factors} are terms of the likelihood too, and perhaps data, which "
+            "loo would not see: observe them, those that are censored by RightCensoredDistribution; or ask for "
+            f"{names[0]!r} alone by var_name."
+        )
     if var_name is None and len(names) > 1:
         raise ValueError(
             f"there are several observed sites, {names}: name one by var_name."

@@ -387,7 +387,7 @@ def leave_one_out(sizes):
     pairs = []
     for seed in range(sizes["chains"]):
         mcmc.run(jax.random.key(seed), y)
-        data = nt.to_inference_data(mcmc)
+        data = nt.to_inference_data(mcmc, log_lik="log_likelihood")
         pairs.append([elpd(az.loo, data), elpd(nt.loo, data)])
     naive, tempered = (summary(values) for values in np.transpose(pairs))
     return [row("7 az.loo on tempered draws", "elpd", alpha, exact, naive, tempered)]

@@ -258,7 +258,7 @@ def test_results_have_the_density_and_its_draws():
     fit = nt.fit_svi(KEY, tempered, AutoNormal, Y, num_particles=50)
     data = nt.to_inference_data(fit, num_samples=30, posterior_predictive=True)
     loc = np.asarray(group(data, "posterior")["loc"])[0]
-    log_lik = np.asarray(group(data, "log_likelihood")["y"])[0]
+    log_lik = np.asarray(group(data, "untempered_log_likelihood")["y"])[0]
     np.testing.assert_allclose(log_lik, stats.norm.logpdf(Y, loc[:, None]), rtol=2e-5)
     assert group(data, "posterior_predictive")["y"].shape == (1, 30, len(Y))
     assert data.attrs["divergence"] == '{"y": {"beta": 0.3, "unit": 1.0}}'

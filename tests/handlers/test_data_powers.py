@@ -229,9 +229,16 @@ def test_what_has_no_datum_is_refused():
 
     with pytest.raises(
         ValueError,
-        match=r"factor 'bonus' is one number.*factors=False.*terms of the prior",
+        match=r"alpha has shape .4,., and factor 'bonus' ...*factors=False.*terms of the prior",
     ):
         trace_of(nt.temper(with_factor, WEIGHTS))
+
+    def with_terms():
+        numpyro.factor("bonus", jnp.asarray(Y))
+        normal()
+
+    site = trace_of(nt.temper(with_terms, WEIGHTS))["bonus"]
+    np.testing.assert_allclose(site["scale"], WEIGHTS)
     assert (
         trace_of(nt.temper(with_factor, WEIGHTS, factors=False))["bonus"]["scale"]
         is None

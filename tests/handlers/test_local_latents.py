@@ -281,7 +281,7 @@ def test_results_of_a_fit(which, request):
     data = nt.to_inference_data(fit, num_samples=6)
     z = np.asarray(group(data, "posterior")["z"])[0]
     np.testing.assert_allclose(
-        np.asarray(group(data, "log_likelihood")["x"])[0],
+        np.asarray(group(data, "untempered_log_likelihood")["x"])[0],
         stats.norm.logpdf(X, z, NOISE),
         rtol=1e-3,
         atol=1e-4,

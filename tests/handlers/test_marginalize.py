@@ -1892,7 +1892,7 @@ def test_results_of_a_fit(fit):
     data = nt.to_inference_data(fit, num_samples=8)
     loc = np.asarray(group(data, "posterior")["loc"])[0]
     np.testing.assert_allclose(
-        np.asarray(group(data, "log_likelihood")["x"])[0],
+        np.asarray(group(data, "untempered_log_likelihood")["x"])[0],
         [mixture_of(X, m) for m in loc],
         rtol=1e-4,
     )

@@ -96,6 +96,13 @@ def clusters(x):
         numpyro.sample("x", dist.Normal(loc[label], 1.0), obs=x[:, 0])
 
 
+def log_lik_of(data):
+    """The log-likelihood group, by whatever name."""
+    from numpyro_tempered.report.arviz import LOG_LIK, UNTEMPERED, group_names
+
+    return data[UNTEMPERED if UNTEMPERED in group_names(data) else LOG_LIK]
+
+
 class Rows(dict):
     """The data, hashable: fits are made once."""
 
@@ -196,7 +203,7 @@ def task_inference_data(rows):
     return {
         "weights": data["posterior"]["weights"].values,
         "eta": data["posterior"]["eta"].values,
-        "log_lik": data["log_likelihood"]["labels"].values,
+        "log_lik": log_lik_of(data)["labels"].values,
         "observed": data["observed_data"]["labels"].values,
         "replicates": data["posterior_predictive"]["labels"].values,
         "elpd": elpd.elpd if hasattr(elpd, "elpd") else elpd.elpd_loo,
@@ -303,7 +310,7 @@ def task_sparse(rows):
     return {
         "linear": linear.posterior.mean,
         "elbo": linear.elbo.value,
-        "log_lik": data["log_likelihood"]["y"].values,
+        "log_lik": log_lik_of(data)["y"].values,
         "logistic": logistic.posterior.mean,
         "objective": logistic.objective,
     }
@@ -322,7 +329,7 @@ def task_ppca(rows):
         "loadings": fit.loadings,
         "elbo": fit.elbo.value,
         "num_factors": selection.num_factors,
-        "log_lik": data["log_likelihood"]["x"].values,
+        "log_lik": log_lik_of(data)["x"].values,
         "scores": nt.ppca.transform(fit, x).loc,
     }
 
@@ -349,7 +356,7 @@ def task_mixtures(rows):
         "num_components": selection.selected,
         "objective": fit.objective,
         "loc": fit.posterior.loc,
-        "log_lik": data["log_likelihood"]["x"].values,
+        "log_lik": log_lik_of(data)["x"].values,
         "responsibilities": nt.mixtures.responsibilities(fit, x),
         "log_predictive": nt.mixtures.log_predictive(fit, x),
         "em": nt.mixtures.em(key, x, component, num_components=2).log_likelihood,
@@ -375,7 +382,7 @@ def task_nuts(rows):
     result = nt.to_inference_data(mcmc)
     return {
         "weights": result["posterior"]["weights"].values,
-        "log_lik": result["log_likelihood"]["labels"].values,
+        "log_lik": log_lik_of(result)["labels"].values,
     }
 
 
@@ -412,7 +419,7 @@ def task_own_rows(rows):
     return {
         **{name: value for name, value in numbers_of(fit).items() if name != "losses"},
         "rows": keep.sum(),
-        "log_lik": data["log_likelihood"]["y"].values[..., keep],
+        "log_lik": log_lik_of(data)["y"].values[..., keep],
         "of_mixture": mixture.objective,
     }
 

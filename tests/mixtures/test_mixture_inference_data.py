@@ -54,7 +54,7 @@ def test_groups_dimensions_and_attributes():
     x, fit, data = gaussian_case()
     assert set(group_names(data)) == {
         "posterior",
-        "log_likelihood",
+        "untempered_log_likelihood",
         "observed_data",
         "posterior_predictive",
         "variational",
@@ -68,7 +68,11 @@ def test_groups_dimensions_and_attributes():
     )
     assert posterior["loc"].shape == (1, S, 3, 2)
     assert list(posterior["feature"].values) == ["a", "b"]
-    assert group(data, "log_likelihood")["x"].dims == ("chain", "draw", "row")
+    assert group(data, "untempered_log_likelihood")["x"].dims == (
+        "chain",
+        "draw",
+        "row",
+    )
     np.testing.assert_array_equal(
         group(data, "observed_data")["x"], x.astype(np.float32)
     )
@@ -103,7 +107,7 @@ def test_log_likelihood_is_untempered_and_of_the_observed_entries():
     # A row without an entry is no datum.
     expected[:, 3] = np.nan
     np.testing.assert_allclose(
-        group(data, "log_likelihood")["x"][0], expected, rtol=2e-4, atol=2e-4
+        group(data, "untempered_log_likelihood")["x"][0], expected, rtol=2e-4, atol=2e-4
     )
 
 

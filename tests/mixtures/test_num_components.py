@@ -99,9 +99,12 @@ def test_baselines_are_those_of_maximum_likelihood(choice, x):
 
 @pytest.mark.full
 def test_the_result_is_arviz_data_of_the_selected_fit(choice):
-    assert {"model_comparison", "posterior", "log_likelihood", "observed_data"} <= set(
-        group_names(choice.data)
-    )
+    assert {
+        "model_comparison",
+        "posterior",
+        "untempered_log_likelihood",
+        "observed_data",
+    } <= set(group_names(choice.data))
     assert choice.data.attrs["selected"] == 3
     posterior = group(choice.data, "posterior")
     assert posterior["weights"].shape == (1, 1000, 3)

@@ -224,7 +224,7 @@ def test_result_is_of_the_installed_generation(results, kind):
 def test_groups(results, kind, own):
     assert set(group_names(results[kind])) == {
         "posterior",
-        "log_likelihood",
+        "untempered_log_likelihood",
         "observed_data",
         own,
     }
@@ -233,7 +233,10 @@ def test_groups(results, kind, own):
 @KINDS
 def test_dims_are_chain_and_draw_first(results, kind):
     chains, draws = (2, 60) if kind == "mcmc" else (1, 120)
-    posterior, log_lik = results[kind]["posterior"], results[kind]["log_likelihood"]
+    posterior, log_lik = (
+        results[kind]["posterior"],
+        results[kind]["untempered_log_likelihood"],
+    )
     assert posterior["theta"].dims == ("chain", "draw", "theta_dim_0")
     assert posterior["theta"].shape == (chains, draws, 2)
     assert log_lik["y"].dims == ("chain", "draw", "n")
@@ -254,7 +257,7 @@ def test_posterior_holds_the_sites(results, kind):
 
 @KINDS
 def test_log_likelihood_is_untempered_and_leaves_factors_out(results, kind):
-    log_lik = results[kind]["log_likelihood"]
+    log_lik = results[kind]["untempered_log_likelihood"]
     assert set(log_lik.data_vars) == {"y"}
     np.testing.assert_allclose(
         log_lik["y"], log_prob_by_hand(results[kind]), rtol=1e-4, atol=1e-4
@@ -273,7 +276,10 @@ def test_log_likelihood_at_draws_is_unscaled_and_survives_alpha_zero(alpha, scal
         {"theta": draws_of()["theta"][:20]}, nt.temper(scaled, alpha=alpha), X, Y
     )
     np.testing.assert_allclose(
-        data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-4, atol=1e-4
+        data["untempered_log_likelihood"]["y"],
+        log_prob_by_hand(data),
+        rtol=1e-4,
+        atol=1e-4,
     )
 
 
@@ -283,7 +289,10 @@ def test_log_likelihood_is_unscaled_and_survives_alpha_zero(alpha, scale):
     scaled = model if scale is None else handlers.scale(model, scale)
     data = nt.to_inference_data(fit(scaled, alpha), num_samples=20)
     np.testing.assert_allclose(
-        data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-4, atol=1e-4
+        data["untempered_log_likelihood"]["y"],
+        log_prob_by_hand(data),
+        rtol=1e-4,
+        atol=1e-4,
     )
 
 
@@ -375,7 +384,7 @@ def test_attributes(results, run):
 def test_powers_that_differ_by_site_are_an_attribute_in_json(args):
     data = nt.to_inference_data(*args(), num_samples=5)
     assert json.loads(data.attrs["alpha"]) == {"y": 0.5, "mean": 0.25}
-    assert data["log_likelihood"]["mean"].shape == (1, 5)
+    assert data["untempered_log_likelihood"]["mean"].shape == (1, 5)
 
 
 def test_key_decides_the_draws(tempered, online):
@@ -407,7 +416,7 @@ def test_named_dims_and_coords(tempered):
         coords={"feature": ["size", "age"], "unit": units},
     )
     assert data["posterior"]["theta"].dims == ("chain", "draw", "feature")
-    assert data["log_likelihood"]["y"].dims == ("chain", "draw", "unit")
+    assert data["untempered_log_likelihood"]["y"].dims == ("chain", "draw", "unit")
     assert data["observed_data"]["y"].dims == ("unit",)
     assert list(data["posterior"]["feature"].values) == ["size", "age"]
     assert list(data["observed_data"]["unit"].values) == units
@@ -508,13 +517,13 @@ def test_loo_runs(results, kind):
         warnings.filterwarnings(
             "ignore", "Estimated shape parameter of Pareto", UserWarning
         )
-        result = az.loo(results[kind], pointwise=True)
+        result = nt.loo(results[kind], pointwise=True, var_name="y")
     elpd = result.elpd if hasattr(result, "elpd") else result.elpd_loo
     assert result.n_data_points == NUM_DATA
     # Leaving a datum out costs: the in-sample log predictive density is larger.
-    log_lik = np.asarray(results[kind]["log_likelihood"]["y"], np.float64).reshape(
-        -1, NUM_DATA
-    )
+    log_lik = np.asarray(
+        results[kind]["untempered_log_likelihood"]["y"], np.float64
+    ).reshape(-1, NUM_DATA)
     in_sample = np.log(np.exp(log_lik).mean(0)).sum()
     assert in_sample - 10.0 < elpd < in_sample
 
@@ -582,7 +591,9 @@ def test_the_likelihood_group_has_the_params_of_the_fit(tempered):
     data = nt.to_inference_data(fit, num_samples=5)
     theta = np.asarray(data["posterior"]["theta"], np.float64)[..., None]
     np.testing.assert_allclose(
-        data["log_likelihood"]["y"], log_normal_density(Y, theta, 4.8), rtol=1e-5
+        data["untempered_log_likelihood"]["y"],
+        log_normal_density(Y, theta, 4.8),
+        rtol=1e-5,
     )
 
 
@@ -591,7 +602,11 @@ def test_the_likelihood_group_uses_the_fitted_params():
     y = 5.0 * jax.random.normal(jax.random.key(1), (50,))
     fit = nt.fit_svi(jax.random.key(0), with_noise, AutoNormal, y)
     assert fit.params["noise"] > 4.0
-    total = group(nt.to_inference_data(fit), "log_likelihood")["y"].sum("n").mean()
+    total = (
+        group(nt.to_inference_data(fit), "untempered_log_likelihood")["y"]
+        .sum("n")
+        .mean()
+    )
     np.testing.assert_allclose(total, fit.elbo.expected_log_lik, rtol=1e-2)
 
 
@@ -715,7 +730,7 @@ def test_every_kernel(name):
     assert data["posterior"]["theta"].shape == (num_chains, 10)
     by_hand = shifted_log_prob(data["posterior"])
     np.testing.assert_allclose(
-        data["log_likelihood"]["y"], by_hand, rtol=1e-4, atol=1e-4
+        data["untempered_log_likelihood"]["y"], by_hand, rtol=1e-4, atol=1e-4
     )
     assert data["posterior_predictive"]["y"].shape == (num_chains, 10, 4)
     assert data.attrs.items() >= {"alpha": 0.5, "algorithm": name}.items()
@@ -817,7 +832,7 @@ def test_every_guide(name):
     assert np.all(np.asarray(posterior["sd"]) > 0.0)
     expected = shifted_log_prob(posterior)
     np.testing.assert_allclose(
-        data["log_likelihood"]["y"], expected, rtol=1e-4, atol=1e-4
+        data["untempered_log_likelihood"]["y"], expected, rtol=1e-4, atol=1e-4
     )
     assert data["posterior_predictive"]["y"].shape == (1, 20, 4)
     assert (
@@ -850,13 +865,20 @@ def test_plain_draws(num_chains):
         penalty=True,
         group_by_chain=num_chains is not None,
     )
-    assert set(group_names(data)) == {"posterior", "log_likelihood", "observed_data"}
+    assert set(group_names(data)) == {
+        "posterior",
+        "untempered_log_likelihood",
+        "observed_data",
+    }
     np.testing.assert_array_equal(
         data["posterior"]["theta"],
         draws["theta"] if num_chains else draws["theta"][None],
     )
     np.testing.assert_allclose(
-        data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-3, atol=1e-3
+        data["untempered_log_likelihood"]["y"],
+        log_prob_by_hand(data),
+        rtol=1e-3,
+        atol=1e-3,
     )
     assert data.attrs.items() >= {"alpha": 0.5, "algorithm": "draws"}.items()
 
@@ -874,7 +896,7 @@ def test_plain_draws_of_discrete_and_deterministic_sites():
     np.testing.assert_array_equal(data["posterior"]["loc"][0], np.arange(6.0))
     at = {"loc": draws["shift"][None], "sd": draws["sd"][None]}
     np.testing.assert_allclose(
-        data["log_likelihood"]["y"], shifted_log_prob(at), rtol=1e-5
+        data["untempered_log_likelihood"]["y"], shifted_log_prob(at), rtol=1e-5
     )
 
 
@@ -1149,7 +1171,7 @@ def test_slashes_in_names_become_dots():
         dims={"a/y": ["row"], "a.theta": []},
     )
     assert list(data["posterior"].data_vars) == ["a.theta"]
-    assert data["log_likelihood"]["a.y"].dims == ("chain", "draw", "row")
+    assert data["untempered_log_likelihood"]["a.y"].dims == ("chain", "draw", "row")
     assert json.loads(data.attrs["alpha"]) == {"a.y": 0.5, "a.z": 1.0}
 
 

@@ -184,3 +184,58 @@ def test_a_marginalised_model_predicts_where_its_latents_are_enumerated():
     draws = fit.predict(KEY, None)
     assert draws["y"].shape == (1000, 4)
     np.testing.assert_allclose(draws["y"].mean(), 9.0 * fit.mean["p"], atol=0.4)
+
+
+class WithELBO(nt.results.SampledPosterior):
+    """Draws that take part in a comparison."""
+
+    elbo = nt.results.TemperedELBO(-1.0, 0.0, -1.0, 0.0)
+    converged = None
+
+
+def comparable(model, *data, seed=0):
+    target = nt.results.Target(model, data, {}, jax.random.key(seed))
+    draws = {"loc": jnp.linspace(-1.0, 1.0, 30)[None]}
+    return WithELBO(draws, target)
+
+
+def test_fits_of_other_rows_of_the_same_data_are_compared_and_of_others_are_not():
+    def model(y, size=6):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", len(y), subsample_size=size):
+            part = numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(loc, 1.0), obs=part)
+
+    y = jnp.asarray(Y)
+    one, same = comparable(model, y), comparable(model, y, 8, seed=1)
+    assert not jnp.array_equal(one.target.observed["y"], same.target.observed["y"][:6])
+    with pytest.warns(UserWarning, match="log_likelihood group.*is left out"):
+        assert nt.compare({"one": one, "same": same}).attrs["selected"] == "one"
+    # Other data where neither has looked.
+    seen = np.isin(np.asarray(y), one.target.observed["y"])
+    other = comparable(model, jnp.where(seen, y, 0.0))
+    np.testing.assert_array_equal(one.target.observed["y"], other.target.observed["y"])
+    with pytest.raises(ValueError, match="values of site 'y' differ"):
+        nt.compare({"one": one, "other": other})
+
+
+def censored(y, at, form):
+    loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(loc, 1.0), obs=y[y < at])
+    terms = jax.scipy.stats.norm.logsf(at, loc) * np.ones(np.sum(y >= at))
+    if form == "factor":
+        numpyro.factor("censored", terms)
+
+
+def test_data_in_factors_are_not_left_out_in_silence():
+    whole, part = (comparable(censored, Y, 1.0, form) for form in ("factor", "none"))
+    message = r"likelihood factors \['censored'\] and fits\['part'\] \[\]"
+    with pytest.raises(ValueError, match=message):
+        nt.compare({"whole": whole, "part": part})
+    assert nt.compare({"whole": whole, "again": whole}) is not None
+    with pytest.raises(
+        ValueError, match=r"factors \['censored'\] are terms of the lik"
+    ):
+        nt.loo(whole)
+    assert nt.loo(whole, var_name="y").n_data_points == np.sum(Y < 1.0)
+    assert nt.loo(part).n_data_points == np.sum(Y < 1.0)

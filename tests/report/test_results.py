@@ -380,7 +380,7 @@ def test_the_log_likelihood_is_that_of_the_model_at_the_draws(name):
     }
     arguments = case.data or (X, Y)
     expected = case.log_lik(draws, *arguments)
-    log_lik = group(data, "log_likelihood")[case.site]
+    log_lik = group(data, "untempered_log_likelihood")[case.site]
     assert log_lik.dims[:2] == ("chain", "draw")
     np.testing.assert_allclose(log_lik[0], expected, rtol=2e-4, atol=2e-3)
     observed = group(data, "observed_data")[case.site]
@@ -503,7 +503,9 @@ def test_a_result_of_a_users_own_is_taken():
     )
     draws = {"theta": np.asarray(group(data, "posterior")["theta"])[0]}
     np.testing.assert_allclose(
-        group(data, "log_likelihood")["y"][0], of_normal(draws, X, Y), rtol=1e-4
+        group(data, "untempered_log_likelihood")["y"][0],
+        of_normal(draws, X, Y),
+        rtol=1e-4,
     )
     assert (data.attrs["algorithm"], data.attrs["alpha"]) == ("mine", ALPHA)
 
@@ -616,8 +618,8 @@ def test_the_kl_is_that_of_draws(name):
     """KL(q, prior) by Monte Carlo: the ELBO's other part is the expected log-likelihood."""
     result, case = made(name), CASES[name]
     data = nt.to_inference_data(result, *case.data, rng_key=KEY, num_samples=2000)
-    log_lik = group(data, "log_likelihood")[case.site].sum(
-        group(data, "log_likelihood")[case.site].dims[2:]
+    log_lik = group(data, "untempered_log_likelihood")[case.site].sum(
+        group(data, "untempered_log_likelihood")[case.site].dims[2:]
     )
     elbo, se = result.elbo, float(log_lik.std()) / np.sqrt(2000)
     assert elbo.value == pytest.approx(

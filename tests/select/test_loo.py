@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoNormal
 from oracles import log_normal_density, tempered_normal_posterior
 
 import numpyro_tempered as nt
-from numpyro_tempered.report.arviz import assemble, dataset, group
+from numpyro_tempered.report.arviz import assemble, dataset, group, group_names
 from numpyro_tempered.select.loo import loo
 
 # The model's noise is half of the truth's: the powers matter.
@@ -92,13 +92,49 @@ def test_conjugate_normal_by_exact_draws(x64, alpha, tolerance, of_datum):
     exact = exact_loo(Y, alpha)
     assert abs(elpd(loo(data)) - exact.sum()) < tolerance
     np.testing.assert_allclose(elpd_i(loo(data)), exact, atol=of_datum)
-    assert abs(elpd(quiet(az.loo, data)) - exact.sum()) > 1.0
+    named = arviz_data(alpha, log_lik="log_likelihood")
+    assert abs(elpd(quiet(az.loo, named)) - exact.sum()) > 1.0
+    assert elpd(loo(named)) == elpd(loo(data))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda: nt.temper(model, alpha=1.0), "log_likelihood"),
+        (lambda: nt.temper(model, alpha={"y": 1.0}), "log_likelihood"),
+        (lambda: nt.temper(model, alpha=ALPHA), "untempered_log_likelihood"),
+        (lambda: nt.temper(model, alpha={"y": ALPHA}), "untempered_log_likelihood"),
+        (
+            lambda: handlers.scale(nt.temper(model, alpha=1.0), 2.0),
+            "untempered_log_likelihood",
+        ),
+        (
+            lambda: nt.temper(nt.robust(model, beta=0.3, unit=1.0), alpha=1.0),
+            "untempered_log_likelihood",
+        ),
+    ],
+    ids=["1", "1 by site", "tempered", "by site", "scaled", "robust"],
+)
+def test_arviz_reads_no_log_likelihood_that_it_would_misuse(change, name):
+    draws = {"theta": np.linspace(-1.0, 1.0, 30)}
+    data = nt.to_inference_data(draws, change(), Y)
+    assert [each for each in group_names(data) if "likelihood" in each] == [name]
+    if name != "log_likelihood":
+        with pytest.raises((TypeError, KeyError, ValueError, AttributeError)):
+            az.loo(data)
+
+
+def test_another_name_of_the_log_likelihood_is_refused():
+    with pytest.raises(
+        ValueError, match="must be True, False or 'log_likelihood', got"
+    ):
+        arviz_data(ALPHA, log_lik="posterior")
 
 
 def test_weights_are_the_inverse_likelihood_to_the_power(x64):
     # Without smoothing: the ratio of two sums, which smoothing of light tails hardly moves.
     data = arviz_data(ALPHA)
-    log_lik = np.asarray(data["log_likelihood"]["y"])[0]
+    log_lik = np.asarray(data["untempered_log_likelihood"]["y"])[0]
     log_sum = np.logaddexp.reduce
     raw = log_sum((1 - ALPHA) * log_lik, axis=0) - log_sum(-ALPHA * log_lik, axis=0)
     np.testing.assert_allclose(elpd_i(loo(data)), raw, atol=1e-3)
@@ -154,7 +190,8 @@ def test_conjugate_normal_by_numpyro(kind):
     )
     exact = exact_loo(Y, ALPHA).sum()
     assert abs(elpd(loo(data)) - exact) < 0.1
-    assert abs(elpd(quiet(az.loo, data)) - exact) > 1.0
+    named = nt.to_inference_data(fitted(kind), log_lik="log_likelihood")
+    assert abs(elpd(quiet(az.loo, named)) - exact) > 1.0
 
 
 @pytest.mark.filterwarnings(
@@ -328,7 +365,7 @@ def test_a_discrete_posterior_has_equal_largest_weights(x64):
     )
     with pytest.warns(UserWarning, match="Estimated shape parameter of Pareto"):
         result = loo(data)
-    log_lik = np.asarray(data["log_likelihood"]["y"])[0]
+    log_lik = np.asarray(data["untempered_log_likelihood"]["y"])[0]
     log_sum = np.logaddexp.reduce
     exact = log_sum((1 - ALPHA) * log_lik, axis=0) - log_sum(-ALPHA * log_lik, axis=0)
     np.testing.assert_allclose(elpd_i(result), exact, rtol=1e-10)
@@ -338,7 +375,7 @@ def test_a_discrete_posterior_has_equal_largest_weights(x64):
 def with_values(function):
     """Data whose log-likelihood has been tampered with."""
     data = arviz_data(ALPHA)
-    changed = group(data, "log_likelihood").copy(deep=True)
+    changed = group(data, "untempered_log_likelihood").copy(deep=True)
     function(changed["y"].values)
     return assemble(
         {"posterior": group(data, "posterior"), "log_likelihood": changed}, data.attrs

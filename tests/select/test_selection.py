@@ -418,7 +418,12 @@ def test_a_point_guide_is_refused(data, fitted):
 
 def test_the_groups_are_those_of_the_selected_fit(comparison, fits):
     best = nt.to_inference_data(fits[2], num_samples=50)
-    for name in ("posterior", "log_likelihood", "observed_data", "variational"):
+    for name in (
+        "posterior",
+        "untempered_log_likelihood",
+        "observed_data",
+        "variational",
+    ):
         found, expected = comparison[name], best[name]
         assert set(found.data_vars) == set(expected.data_vars)
         for variable in expected.data_vars:
