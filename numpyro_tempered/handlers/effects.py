@@ -56,6 +56,8 @@ LOCAL = "_temper_local"
 DATA_NAME = "_marginalize_data_name"
 PRIOR_FACTOR = "_temper_prior_factor"
 PLACES = "_temper_places"
+# That the model itself made the handler, so that the power may be one that it has drawn.
+MADE_INSIDE = "_temper_made_inside"
 SUM_PARTS = "_marginalize_sum_parts"
 
 

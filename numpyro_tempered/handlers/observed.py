@@ -1,12 +1,20 @@
 """What a site observes, and who made it observed: a model, NumPyro's algorithms, or a handler in between."""
 
 import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.handlers.numpyro_private import STACK, is_enumerating
+
+LATENT_POWER = (
+    "the power of the likelihood depends on {}: the tempered likelihood has a normalising constant that depends "
+    "on the power, and without it the posterior of the power is wrong, most often near 0. Give a number, as of "
+    "nt.select_alpha, or compare fits at several."
+)
 
 
 def is_fixed_by_gibbs(msg: Message) -> bool:
@@ -73,6 +81,20 @@ def check_shape(site: Message) -> None:
             f"observed site {site['name']!r} has values of shape {shape} but log-probabilities of shape {batch}: "
             "they broadcast against each other. Give them one shape."
         )
+
+
+def refuse_drawn_power(alpha: Any) -> None:
+    """Refuse a power that is the value of a latent of the model that runs."""
+    drawn = {
+        id(site["value"]): name
+        for handler in STACK
+        if isinstance(handler, handlers.trace)
+        for name, site in handler.trace.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
+    for power in jax.tree.leaves(alpha):
+        if id(power) in drawn:
+            raise ValueError(LATENT_POWER.format(f"latent {drawn[id(power)]!r}"))
 
 
 def refuse_enumerated(name: str) -> None:

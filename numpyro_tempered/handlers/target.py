@@ -22,8 +22,9 @@ from numpyro.infer.util import (
 from numpyro_tempered.core import Array, DataSummary, Model, Params, summarise_observed
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import PRIOR_FACTOR
+from numpyro_tempered.handlers.effects import ALPHA, MADE_INSIDE, PRIOR_FACTOR
 from numpyro_tempered.handlers.likelihood import Layout, Site, Trace
+from numpyro_tempered.handlers.observed import LATENT_POWER
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.handlers.rows import whole_data
@@ -265,11 +266,21 @@ def _origin(site: likelihood.Site) -> Array:
 def check_supports(
     trace: Trace, trace_at: Callable[[Values], Trace], at: Values
 ) -> None:
-    """Refuse latents with :func:`moving_supports`: NumPyro's guides keep the support of their set-up.
+    """Refuse latents with :func:`moving_supports`, since NumPyro's guides keep the support of their set-up.
+
+    Refuse a power that is computed from latents or params too.
 
     Raises:
         ValueError: With the sites, and how to write them.
     """
+    inside = [name for name, site in trace.items() if site.get(MADE_INSIDE)]
+
+    def powers(at: Values) -> Params:
+        found = trace_at(at)
+        return {name: jnp.asarray(found[name][ALPHA], float) for name in inside}
+
+    if inside and any(which_depend(powers, at).values()):
+        raise ValueError(LATENT_POWER.format("latents or params"))
     if moving := moving_supports(likelihood.latent_sites(trace), trace_at, at):
         raise ValueError(
             f"the support of latent {moving[0]!r} depends on other latents or params, and the guide would keep "

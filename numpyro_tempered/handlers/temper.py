@@ -71,6 +71,7 @@ class temper(effects.DecoratedModel[P, R], effects.Handler):
 
             - a mapping does not name a likelihood site, or names one that is observed outside only,
             - a site is observed outside, and ``strict``, or an observed one is made a latent outside,
+            - it is a latent of the model,
             - an observed value depends on a latent, or broadcasts against its distribution to more data,
             - an array has another shape than the data,
             - a name of an argument is not met in the model,
@@ -112,6 +113,8 @@ class temper(effects.DecoratedModel[P, R], effects.Handler):
         local_plates: Collection[str] = (),
         discrete_parameters: Collection[str] = (),
     ) -> None:
+        self._made_inside = bool(STACK)
+        observed.refuse_drawn_power(alpha)
         self.alpha = check_alpha(alpha)
         if isinstance(factors, str) or not isinstance(factors, bool | Collection):
             raise TypeError(
@@ -322,6 +325,8 @@ class temper(effects.DecoratedModel[P, R], effects.Handler):
     def _raise_to_power(self, msg: effects.Message) -> None:
         alpha = powers.at_data(self._power(msg), msg)
         self._inventory.has_data = True
+        if self._made_inside:
+            msg[effects.MADE_INSIDE] = True
         # A product with 1 would be another tracer, which must not leave the body of a scan.
         msg[effects.ALPHA] = (
             alpha * msg[effects.ALPHA] if effects.ALPHA in msg else alpha

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from numpyro.infer.util import initialize_model
 from numpyro.primitives import _PYRO_STACK
 from scipy import stats
@@ -381,3 +381,51 @@ def test_single_precision_is_double_precision_rounded():
     np.testing.assert_allclose(
         got, [normal_density(0.7, alpha) for alpha in (0.0, 0.1, 1.0)], rtol=2e-6
     )
+
+
+def with_power(power):
+    def model(y):
+        a = numpyro.sample("a", dist.Uniform(0.0, 1.0))
+        theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+        with nt.temper(alpha=power(a)), numpyro.plate("n", len(y)):
+            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    return model
+
+
+def fit_by_svi(model):
+    nt.fit_svi(jax.random.key(0), model, AutoNormal, Y)
+
+
+def start_nuts(model):
+    initialize_model(jax.random.key(0), model, model_args=(Y,))
+
+
+def start_stream(model):
+    online = nt.OnlineVI(model, nt.guides.AutoOnlineMultivariateNormal)
+    online.init(jax.random.key(0), Y)
+
+
+@pytest.mark.parametrize(
+    ("power", "start", "what"),
+    [
+        (lambda a: a, start_nuts, "latent 'a'"),
+        (lambda a: a, fit_by_svi, "latent 'a'"),
+        (lambda a: {"y": a}, start_stream, "latent 'a'"),
+        # NUTS alone gives no place to see these.
+        (lambda a: 0.5 * a, fit_by_svi, "latents or params"),
+        (lambda a: {"y": 0.5 * a}, start_stream, "latents or params"),
+    ],
+)
+def test_a_power_that_the_model_draws_is_refused(power, start, what):
+    message = f"power of the likelihood depends on {what}.*normalising constant"
+    with pytest.raises(ValueError, match=message):
+        start(with_power(power))
+
+
+@pytest.mark.filterwarnings("ignore:the priors of")
+@pytest.mark.parametrize("power", [0.5, jnp.array(0.5), {"y": 0.5}])
+def test_a_power_that_is_made_inside_may_be_any_number(power):
+    target = nt.results.Target(with_power(lambda _: power), (Y,), {}, jax.random.key(0))
+    start_stream(with_power(lambda _: power))
+    assert target.trace["y"]["scale"] == 0.5
