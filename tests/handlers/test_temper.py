@@ -27,6 +27,7 @@ from tempered_models import (
 )
 
 import numpyro_tempered as nt
+from numpyro_tempered.handlers.effects import ALPHA
 
 
 def test_function_decorator_and_context_scale_observed_sites_only():
@@ -428,4 +429,4 @@ def test_a_power_that_the_model_draws_is_refused(power, start, what):
 def test_a_power_that_is_made_inside_may_be_any_number(power):
     target = nt.results.Target(with_power(lambda _: power), (Y,), {}, jax.random.key(0))
     start_stream(with_power(lambda _: power))
-    assert target.trace["y"]["scale"] == 0.5
+    assert target.trace["y"][ALPHA] == 0.5
