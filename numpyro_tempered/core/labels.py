@@ -57,6 +57,11 @@ def columns_of(table: object) -> tuple:
     return tuple(getattr(table, "column_names", getattr(table, "columns", ())))
 
 
+def is_frame(value: object) -> bool:
+    """Whether a value is a data frame, of pandas, polars or another library."""
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
 def names_of(x: object) -> tuple[str, ...] | None:
     """The names of the columns of a table, where all are strings."""
     names = columns_of(x)
@@ -91,6 +96,28 @@ def check_columns(
             raise ValueError(
                 f"argument {name} has columns {list(columns)}, that of the fit {list(expected)}: pass these, in "
                 "this order."
+            )
+
+
+def check_order(arguments: Mapping[str, object]) -> None:
+    """Refuse tables or series of pandas with the same rows in another order: rows are taken by their places.
+
+    Raises:
+        ValueError: With the first rows that differ.
+    """
+    indexes = [
+        (name + jax.tree_util.keystr(path), leaf.index)
+        for name, value in arguments.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+        if hasattr(getattr(leaf, "index", None), "equals")
+    ]
+    for (first, one), (second, two) in itertools.combinations(indexes, 2):
+        if len(one) == len(two) and not one.equals(two) and set(one) == set(two):
+            row = int(np.argmax(np.asarray(one) != np.asarray(two)))
+            raise ValueError(
+                f"arguments {first} and {second} have the same rows in another order: row {row} is {one[row]} in "
+                f"one and {two[row]} in the other, and rows are taken by their places. Take one of them in the "
+                f"order of the other, as {second}.loc[{first}.index]."
             )
 
 

@@ -1,12 +1,13 @@
 """The arguments of a model as arrays that vary, and a structure that is compiled in."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.labels import columns_of, is_frame
 from numpyro_tempered.core.rows import held_array
 from numpyro_tempered.core.typing import Array
 
@@ -29,6 +30,18 @@ class ArgumentStructure(NamedTuple):
     kinds: tuple[type, ...]
 
 
+class _Frame(NamedTuple):
+    """A data frame, whose columns a model reads; equal to those that hold the same."""
+
+    frame: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Frame) and bool(self.frame.equals(other.frame))
+
+    def __hash__(self) -> int:
+        return hash((*columns_of(self.frame), len(self.frame)))
+
+
 def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStructure]:
     """The arrays and floats among the arguments, and the structure around them.
 
@@ -36,6 +49,7 @@ def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStru
         TypeError: If an argument is neither an array nor hashable.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
+    leaves = [_Frame(leaf) if is_frame(leaf) else leaf for leaf in leaves]
     is_array = tuple(
         hasattr(leaf, "ndim") or isinstance(leaf, float) for leaf in leaves
     )
@@ -73,7 +87,10 @@ def join(arrays: tuple[Array, ...], structure: ArgumentStructure) -> tuple[tuple
         iter(arrays),
         zip(structure.static, structure.is_array, strict=True),
     )
-    leaves = [next(remaining) if array else leaf for leaf, array in pairs]
+    leaves = [
+        next(remaining) if array else (leaf.frame if isinstance(leaf, _Frame) else leaf)
+        for leaf, array in pairs
+    ]
     args, kwargs = jax.tree.unflatten(structure.tree, leaves)
     return args, kwargs
 

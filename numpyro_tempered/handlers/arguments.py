@@ -21,10 +21,12 @@ from numpyro_tempered.core import (
     call_of,
     check_key,
     check_options,
+    check_order,
     check_same,
     describe,
     frame_columns,
     held_array,
+    is_frame,
     is_list,
     is_traced,
     spans_processes,
@@ -96,6 +98,7 @@ def model_arguments(
     kwargs: dict,
     *,
     finite: bool = True,
+    compiled: bool = False,
 ) -> tuple[tuple, dict]:
     """The arguments of a model as arrays: pandas objects, and lists of numbers if the model cannot take them.
 
@@ -105,9 +108,10 @@ def model_arguments(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         finite: Whether to refuse data that are NaN or infinite and that the model does not mask.
+        compiled: Whether one program serves other values too, so that a model cannot have a data frame.
 
     Raises:
-        TypeError: If the model does not take these arguments, or one holds text that the model cannot take.
+        TypeError: If the model does not take these arguments, or one holds text, or a frame, that it cannot have.
         ValueError: If data are not ``finite``.
     """
     if not (finite or kwargs) and all(map(_is_array, args)):
@@ -115,6 +119,7 @@ def model_arguments(
         return args, kwargs
     labels = argument_names(function, model, args, kwargs)
     values = (*args, *kwargs.values())
+    check_order(dict(zip(labels, values, strict=True)))
 
     def read(convert: Callable[[object, str], object]) -> tuple[tuple, dict]:
         parts = [
@@ -128,11 +133,18 @@ def model_arguments(
         )
 
     result = read(_plain)
-    if any(map(_is_odd, jax.tree.leaves(result, is_leaf=is_list))) and not _runs(
-        model, *result
-    ):
-        # The model uses them as data; else it looks at them on the host.
-        result = read(_numbers)
+    frames = any(map(is_frame, jax.tree.leaves(values)))
+    odd = any(map(_is_odd, jax.tree.leaves(result, is_leaf=is_list)))
+    if (frames or odd) and not _runs(model, *result):
+        # The model reads columns of a frame by their names, on the host; or else it uses what is there as data.
+        whole = read(_whole)
+        is_read = frames and _runs(model, *whole)
+        if is_read and compiled:
+            raise TypeError(
+                "the model reads columns of a data frame by their names, and the program of all rounds takes "
+                "arrays: make the columns its arguments, as frame['x'].to_numpy()."
+            )
+        result = whole if is_read else read(_numbers)
     if finite:
         _check_finite(model, result[0], result[1], labels)
     return result
@@ -225,6 +237,13 @@ def _plain(leaf: Any, label: str) -> Any:
         return leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
 
 
+def _whole(leaf: Any, label: str) -> Any:
+    """A copy of a data frame, which its owner may change; everything else as :func:`_plain`."""
+    if not is_frame(leaf):
+        return _plain(leaf, label)
+    return leaf.copy() if hasattr(leaf, "copy") else leaf.clone()
+
+
 def _numbers(leaf: object, label: str) -> object:
     plain = _plain(leaf, label)
     return (
@@ -310,6 +329,8 @@ def _has_nan_parameters(fn: Distribution) -> bool:
 
 def _holes(leaf: object) -> str:
     """How many entries are NaN or infinite, and where the first one is; nothing where all are finite."""
+    if is_frame(leaf):
+        return "a column with NaN or infinite values"
     if is_traced(leaf) or not jnp.issubdtype(
         getattr(leaf, "dtype", type(leaf)), jnp.inexact
     ):

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core import Array, Params, Shape, to_host
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import Trace, plates_of
+from numpyro_tempered.handlers.effects import ALPHA, Trace, plates_of
 from numpyro_tempered.handlers.requirements import require
 
 _NEEDS = {
@@ -133,6 +133,9 @@ def _present(sites: Trace, shapes: dict[str, Shape], size: int, dim: int) -> Dat
     present = np.zeros(size, bool)
     for name, site in sites.items():
         mask = likelihood.mask_of_data(site["fn"])
+        if np.ndim(power := likelihood.power_of(site)):
+            # A datum without weight is none.
+            mask = mask & (np.asarray(power) != 0.0)
         shape = np.broadcast_shapes(shapes[name], (size, *(1,) * (-1 - dim)))
         by_row = np.moveaxis(np.broadcast_to(mask, shape), dim, 0)
         present |= by_row.reshape(size, -1).any(axis=1)
@@ -140,14 +143,20 @@ def _present(sites: Trace, shapes: dict[str, Shape], size: int, dim: int) -> Dat
     return DataRows(len(places), dim, size, None if len(places) == size else places)
 
 
-def log_lik_of_each(trace: Trace, rows: DataRows) -> Array:
-    """The untempered log-likelihood of each datum, ``(n,)``, summed over the other dimensions and the sites."""
+def log_lik_of_each(trace: Trace, rows: DataRows, powers: bool = False) -> Array:
+    """The log-likelihood of each datum, ``(n,)``, summed over the other dimensions and the sites.
+
+    It is untempered, or that of the model with its ``powers``.
+    """
     size, dim, terms = rows.size, rows.dim, []
     for site in likelihood.likelihood_sites(trace).values():
         value = likelihood.untempered_log_prob(site)
         shape = jnp.broadcast_shapes(value.shape, (size, *(1,) * (-1 - dim)))
         if likelihood.is_factor(site) or value.ndim >= -dim:
             value = jnp.broadcast_to(value, shape)
+        if powers:
+            power = jnp.asarray(site.get(ALPHA, 1.0))
+            value = jnp.where(power > 0, power * value, 0.0)
         value = jnp.moveaxis(value, dim, 0)
         terms.append(jnp.sum(jnp.reshape(value, (size, -1)), axis=1))
     return rows.take(sum(terms[1:], start=terms[0]))

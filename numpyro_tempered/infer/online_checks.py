@@ -64,7 +64,8 @@ def stream_arguments(
     Raises:
         ValueError: If a table has other columns than those before.
     """
-    arrays = model_arguments(function, model, args, kwargs, finite=False)
+    options = {"finite": False, "compiled": True}
+    arrays = model_arguments(function, model, args, kwargs, **options)
     # Arrays alone come back as they are, and wait for nothing.
     if arrays[0] is not args or kwargs:
         of_call = argument_columns(function, model, args, kwargs)

@@ -16,6 +16,7 @@ from numpyro_tempered.core import (
     check_count,
     check_known,
     check_number,
+    check_order,
     doubles,
     has_mesh,
     held_array,
@@ -60,6 +61,7 @@ def prepare(
         TypeError: If the data are traced, or not numbers.
         ValueError: If they are not data of this family, or the weights do not fit.
     """
+    check_order({"x": x, "sample_weight": sample_weight})
     rows = check_rows(x, component)
     weight, total = weights_and_total(rows, sample_weight)
     centre = None if component.location is None else column_means(rows, weight)

@@ -1,7 +1,7 @@
 """The sampling standard deviations of a fit, by the sandwich of curvature and scores."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from numpyro_tempered.core import (
     trace_once,
     warn_caller,
 )
+from numpyro_tempered.gaussian.descent.mixture_energy import normal_nodes
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.rows import find_data, log_lik_of_each
@@ -56,6 +57,8 @@ from numpyro_tempered.select.sandwich_report import (
 
 # In standard deviations of the posterior: further away it is no Gaussian, or the fit not at its optimum.
 MAX_DISTANCE = 1.0
+# Points that stand for the Gaussian of a fit.
+NUM_NODES = 128
 _ESTIMATED = ", which are estimated too, and have no posterior: give them priors."
 _NEEDS = {
     "params": _ESTIMATED,
@@ -73,14 +76,14 @@ class FittedRows(NamedTuple):
     """The rows of a fit.
 
     Attributes:
-        alpha: Power on the likelihood.
+        alpha: Power on the likelihood; by site where sites or data differ.
         losses: Tempered negative log-likelihood of each row, from flat unconstrained latents ``(d,)`` to
             ``(n,)``.
         penalty: Minus the log-density of the prior there.
         rows: The data.
     """
 
-    alpha: float
+    alpha: float | dict[str, Any]
     losses: Callable[[Array], Array]
     penalty: Callable[[Array], Array]
     rows: Rows
@@ -97,11 +100,7 @@ def read_rows(
     trace = target.trace
     require(trace, _NEEDS)
     alpha = likelihood.common_alpha(trace)
-    if not isinstance(alpha, float):
-        raise ValueError(
-            "the sandwich is that of one power for all rows, and the fit has powers by site or datum."
-        )
-    if alpha == 0.0:
+    if not np.any([np.any(power) for power in jax.tree.leaves(alpha)]):
         raise ValueError(
             "at alpha = 0 the fit is one to the prior, which no sample of data moves."
         )
@@ -111,7 +110,7 @@ def read_rows(
 
     def losses(theta: Array) -> Array:
         trace = target.trace_at(target.constrain(theta))
-        return -alpha * log_lik_of_each(trace, places)
+        return -log_lik_of_each(trace, places, powers=True)
 
     start = target.flatten(target.values)
     data = target.args, target.kwargs
@@ -171,21 +170,31 @@ def check_estimate(estimate: Sandwich) -> None:
         )
 
 
-def check_centre(offset: np.ndarray, sd: np.ndarray) -> None:
-    """Refuse a fit whose centre is not where its mode is.
+def average_over(rows: FittedRows, cov: np.ndarray) -> FittedRows:
+    """The rows with losses averaged over a Gaussian about the latents, in place of those at the latents."""
+    values, axes = np.linalg.eigh(cov)
+    root = axes * np.sqrt(np.maximum(values, 0.0))
+    nodes = normal_nodes(0, NUM_NODES, len(cov)) @ root.T
+    nodes = jnp.asarray(nodes, jnp.result_type(float))
 
-    Args:
-        offset: From one to the other, ``(d,)``.
-        sd: Of the posterior by its curvature, ``(d,)``.
+    def average(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        return lambda theta: jnp.mean(
+            jax.lax.map(lambda node: fn(theta + node), nodes), axis=0
+        )
+
+    return rows._replace(losses=average(rows.losses), penalty=average(rows.penalty))
+
+
+def check_centre(distance: float) -> None:
+    """Refuse a fit whose centre is not where its loss is least.
 
     Raises:
         ValueError: With the distance.
     """
-    distance = np.abs(offset) / sd
-    if not np.max(distance) <= MAX_DISTANCE:
+    if not distance <= MAX_DISTANCE:
         raise ValueError(
-            f"the centre of the fit is {np.max(distance):.2g} standard deviations from the mode of its "
-            "posterior, and the sandwich at the mode would not be that of the fit: fit again until it has "
+            f"the centre of the fit is {distance:.2g} standard deviations from the least loss, at a point "
+            "and as a mean over the fit: the sandwich would not be that of the fit. Fit again until it has "
             "converged, or take nt.alpha.check_coverage, which needs no Gaussian posterior."
         )
 
@@ -242,7 +251,11 @@ def sandwich(
     the tempered posterior**, over samples of rows from their true distribution, whatever that is. It is about the
     parameters that this distribution asks for, those nearest to it in Kullback-Leibler divergence. The mean of a
     Gaussian fit is that mode but for terms of the order 1/n, so that Σ is its covariance too: of a mean-field fit
-    as well, whose means are mostly good.
+    as well, whose means are mostly good. Where the centre is more than a standard deviation from the mode, as of
+    a skewed posterior, every loss is averaged over the Gaussian of the fit about θ: the centre of a Gaussian fit
+    is where that mean is least, and Σ is its covariance given the width of the fit.
+
+    Powers by site or datum are weights of the losses, in H and in J.
 
     **The prior** is the same in all samples: it is part of H, and no part of J. So Σ is the variance of an
     estimate that the prior pulls, and has nothing of its bias. Where the prior supplies most of what is known
@@ -287,7 +300,7 @@ def sandwich(
     Raises:
         TypeError: If ``fit`` is none of these.
         ValueError: If there are fewer than d + 2 independent rows or groups; the data are not rows of one plate
-            or vectors, are a subsample, or have weights or several powers; latents are local, discrete or points;
+            or vectors, are a subsample, or have weights; latents are local, discrete or points;
             the model has params, or likelihoods with kinks; the tempered posterior has no mode near the fit.
 
     Warns:
@@ -299,7 +312,9 @@ def sandwich(
         H. White, *Maximum likelihood estimation of misspecified models*, Econometrica 1982; B. Kleijn and A. van
         der Vaart, *The Bernstein-von-Mises theorem under misspecification*, Electronic Journal of Statistics
         2012; U. Müller, *Risk of Bayesian inference in misspecified models, and the sandwich covariance matrix*,
-        Econometrica 2013. NW for series.
+        Econometrica 2013; T. Westling and T. McCormick, *Beyond prediction: a framework for inference with
+        variational approximations in mixture models*, Journal of Computational and Graphical Statistics
+        2019. NW for series.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -331,12 +346,14 @@ def sandwich(
     names = number_labels(target.trace, labels, dims or {})
     check_units(rows, len(centre), 0)
     parts = _compute(rows, target, centre)
-    check_estimate(parts.estimate)
+    covariance, inverse, distance = _describe(parts, rows, centre)
+    if distance > MAX_DISTANCE:
+        # Skewed: the centre is where the mean of the slopes over the Gaussian of the fit is 0, not the slope.
+        rows = average_over(rows, gaussian.cov)
+        parts = _compute(rows, target, centre)
+        covariance, inverse, distance = _describe(parts, rows, centre)
+        check_centre(distance)
     units = check_units(rows, len(centre), int(parts.estimate.lags))
-    covariance, inverse = _covariances(parts, rows.rows.dependence.num_data)
-    check_centre(
-        doubles(parts.root @ parts.estimate.minimum.point), np.sqrt(np.diag(inverse))
-    )
     otherwise = "The sandwich takes the rows for independent, and is too small where they are not."
     warn_of_dependence(rows.rows, np.asarray(parts.influence), otherwise=otherwise)
     q = LocationScale(centre, covariance)
@@ -484,6 +501,17 @@ def _root(hessian: np.ndarray, eps: float) -> np.ndarray:
         np.linalg.solve(np.linalg.cholesky(scaled).T, np.eye(len(scale)))
         / scale[:, None]
     )
+
+
+def _describe(
+    parts: Parts, rows: FittedRows, centre: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """The sandwich covariance, the inverse of the Hessian, and the largest distance of mode and centre in sd."""
+    check_estimate(parts.estimate)
+    covariance, inverse = _covariances(parts, rows.rows.dependence.num_data)
+    offset = doubles(parts.root @ parts.estimate.minimum.point)
+    distance = np.max(np.abs(offset) / np.sqrt(np.diag(inverse)))
+    return covariance, inverse, float(distance)
 
 
 def _covariances(parts: Parts, num_data: int) -> tuple[np.ndarray, np.ndarray]:

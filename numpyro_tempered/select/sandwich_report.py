@@ -2,14 +2,20 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpyro.distributions import biject_to
 
 from numpyro_tempered.core import Columns, add_repr, number_names
 from numpyro_tempered.handlers.target import Target
-from numpyro_tempered.report.arviz import ArviZData, assemble, dataset, versions
+from numpyro_tempered.report.arviz import (
+    ArviZData,
+    as_attr,
+    assemble,
+    dataset,
+    versions,
+)
 from numpyro_tempered.select.alpha.coverage_report import list_names
 from numpyro_tempered.select.alpha.sandwich import least_data
 
@@ -30,7 +36,7 @@ class SandwichErrors(NamedTuple):
 
     Attributes:
         advice: What they say of the fit, in words.
-        alpha: Power on the likelihood.
+        alpha: Power on the likelihood; by site where sites or data differ.
         num_independent: How many independent rows, groups or blocks there are.
         ratios: The sandwich standard deviations over those of the fit, the smallest and the largest.
         covariance: The sandwich covariance on the flat unconstrained scale, ``(d, d)``, in the order of the group
@@ -40,7 +46,7 @@ class SandwichErrors(NamedTuple):
     """
 
     advice: str
-    alpha: float
+    alpha: float | dict[str, Any]
     num_independent: int
     ratios: tuple[float, float]
     covariance: np.ndarray
@@ -98,10 +104,19 @@ def coordinate_names(target: Target, names: Sequence[str]) -> list[str]:
 
 
 def to_arviz(
-    numbers: Table, coordinates: Table, alpha: float, units: int, advice: str
+    numbers: Table,
+    coordinates: Table,
+    alpha: float | dict[str, Any],
+    units: int,
+    advice: str,
 ) -> ArviZData:
     """The two tables as groups."""
-    attrs = {"alpha": alpha, "advice": advice, "num_independent": units, **versions()}
+    attrs = {
+        "alpha": as_attr(alpha),
+        "advice": advice,
+        "num_independent": units,
+        **versions(),
+    }
     groups = {
         name: dataset(
             columns, (), {dim: names}, {column: [dim] for column in columns}, attrs

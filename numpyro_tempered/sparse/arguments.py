@@ -13,6 +13,7 @@ from numpyro_tempered.core import (
     as_array,
     check_number,
     check_numbers,
+    check_order,
     check_real,
     is_traced,
     to_host,
@@ -87,6 +88,7 @@ def as_data(x: ArrayLike, y: ArrayLike) -> tuple[Numbers, Numbers]:
     Raises:
         ValueError: If their shapes are not ``(n, d)`` and ``(n,)`` with n and d at least 1.
     """
+    check_order({"x": x, "y": y})
     x, y = real_array(x, "x"), real_array(y, "y")
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must have shape (n, d) with n, d > 0, got {x.shape}.")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Params, doubles, to_host, warn_caller
+from numpyro_tempered.core import Params, doubles, is_frame, to_host, warn_caller
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.rows import DataRows
 from numpyro_tempered.select.alpha.dependence import Dependence
@@ -91,10 +91,18 @@ def _columns(rows: Rows) -> list[np.ndarray]:
         (value, places.dim - rows.trace[name]["fn"].event_dim)
         for name, value in rows.observed.items()
     ]
-    arguments = [(value, 0) for value in jax.tree.leaves(rows.arguments)]
+    arguments = [
+        (part, 0)
+        for value in jax.tree.leaves(rows.arguments)
+        for part in (
+            [value[name].to_numpy() for name in value.columns]
+            if is_frame(value)
+            else [value]
+        )
+    ]
     columns = []
     for value, axis in observed + arguments:
-        if jnp.result_type(value) == jax.dtypes.prng_key:
+        if jnp.issubdtype(getattr(value, "dtype", float), jax.dtypes.prng_key):
             continue
         array = to_host(value)
         if -array.ndim <= axis < array.ndim and array.shape[axis] == places.size:
