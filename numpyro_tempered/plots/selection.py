@@ -91,8 +91,8 @@ def plot_path(data: ArviZData, axes: "TwoAxes | None" = None) -> "TwoAxes":
     left.set_ylim(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom))
     left.set_ylabel("expected log-likelihood (nats)")
     if "log_z" in rows:
-        name, label, quantity = "log_z", "by integration", "log evidence (nats)"
-        check, check_label = "log_z_stones", "by stepping stones"
+        name, label, quantity = "log_z", "by stepping stones", "log evidence (nats)"
+        check, check_label = "log_z_integral", "by integration"
     else:
         name, label, quantity = "elbo", "by draws", "ELBO (nats)"
         check, check_label = "elbo_integral", "by integration"

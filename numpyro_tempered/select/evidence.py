@@ -146,13 +146,13 @@ def log_evidence(grid: np.ndarray, log_lik: np.ndarray, exact_prior: bool) -> Co
         return np.append(0.0, first + rest)
 
     return {
-        "log_z": from_zero(stones[0], above.value),
-        "log_z_se": np.append(0.0, np.sqrt(stones_var[0] + above.se**2)),
+        "log_z_integral": from_zero(stones[0], above.value),
+        "log_z_integral_se": np.append(0.0, np.sqrt(stones_var[0] + above.se**2)),
         "log_z_left": from_zero(below, above.left),
         "log_z_right": from_zero(over, above.right),
         "log_z_trapezoid": from_zero(0.5 * (below + over), above.trapezoid),
-        "log_z_stones": cumulative(stones),
-        "log_z_stones_se": np.sqrt(cumulative(stones_var)),
+        "log_z": cumulative(stones),
+        "log_z_se": np.sqrt(cumulative(stones_var)),
     }
 
 

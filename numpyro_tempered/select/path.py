@@ -114,16 +114,16 @@ def temper_path(
     ``expected_log_lik`` (untempered) with its standard error ``expected_log_lik_se``, ``var_log_lik`` and ``kl``,
     the divergence from the prior. MCMC adds
 
-    - ``log_z``: the integral by the trapezoidal rule, corrected by the variances at the ends of each interval,
-      and its Monte Carlo standard error ``log_z_se``, which counts the autocorrelation of the draws. The first
-      interval, from 0, is a stepping stone instead: :math:`E_0[\log L]` may be minus infinity. An increment
-      is clipped to its Riemann sums.
+    - ``log_z``: by stepping stones, the sum of :math:`\log E_{a_i}[L^{a_{i+1} - a_i}]`, and its Monte Carlo
+      standard error ``log_z_se``, which counts the autocorrelation of the draws. It has no discretisation error.
+    - ``log_z_integral``: the integral by the trapezoidal rule, corrected by the variances at the ends of each
+      interval, from the same draws, and its Monte Carlo standard error ``log_z_integral_se``, which knows nothing
+      of the grid. The first interval, from 0, is a stepping stone too: :math:`E_0[\log L]` may be minus infinity.
+      An increment is clipped to its Riemann sums. Where it is far from ``log_z`` the grid is coarse, and the
+      standard error of either too small: take a finer one.
     - ``log_z_left``, ``log_z_right``: Riemann sums. The integrand increases, so they lie below and above
       the integral, up to Monte Carlo error.
-    - ``log_z_trapezoid``: the rule without correction. Its distance to ``log_z`` shows the size of the
-      discretisation error: take a finer grid where that matters.
-    - ``log_z_stones``: stepping stones, the sum of :math:`\log E_{a_i}[L^{a_{i+1} - a_i}]`, and its standard
-      error ``log_z_stones_se``. It has no discretisation error, and uses the same draws.
+    - ``log_z_trapezoid``: the rule without correction.
     - ``ess`` of log L, ``r_hat``, the largest split R-hat of log L and the latents, and, under HMC and NUTS,
       the number of ``divergences``.
 

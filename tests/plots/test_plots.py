@@ -91,12 +91,12 @@ def path():
     columns = {
         "expected_log_lik": [-np.inf, -8.0, -5.0],
         "expected_log_lik_se": [np.inf, 0.2, 0.1],
-        "log_z": [0.0, -1.0, -6.0],
-        "log_z_se": [0.0, 0.1, 0.2],
+        "log_z_integral": [0.0, -1.0, -6.0],
+        "log_z_integral_se": [0.0, 0.1, 0.2],
         "log_z_left": [0.0, -np.inf, -np.inf],
         "log_z_right": [0.0, -0.8, -5.3],
-        "log_z_stones": [0.0, -1.1, -6.1],
-        "log_z_stones_se": [0.0, 0.1, 0.1],
+        "log_z": [0.0, -1.1, -6.1],
+        "log_z_se": [0.0, 0.1, 0.1],
     }
     group = xr.Dataset(
         {name: ("alpha", values) for name, values in columns.items()},
@@ -143,10 +143,7 @@ def test_a_path_shows_the_log_likelihood_and_the_evidence_with_two_standard_erro
 def test_a_path_by_svi_shows_its_elbo_on_the_given_axes(path):
     group = path["tempered_path"]
     group = group.to_dataset() if hasattr(group, "to_dataset") else group
-    names = {
-        name: name.replace("log_z_stones", "elbo_integral").replace("log_z", "elbo")
-        for name in group
-    }
+    names = {name: name.replace("log_z", "elbo") for name in group}
     _, axes = plt.subplots(2, 1)
     found = nt.plots.plot_path(
         assemble({"tempered_path": group.rename(names)}, {}), axes=axes
