@@ -137,14 +137,14 @@ def model_arguments(
     odd = any(map(_is_odd, jax.tree.leaves(result, is_leaf=is_list)))
     if (frames or odd) and not _runs(model, *result):
         # The model reads columns of a frame by their names, on the host; or else it uses what is there as data.
-        whole = read(_whole)
-        is_read = frames and _runs(model, *whole)
+        frames_kept = read(_frame_copy)
+        is_read = frames and _runs(model, *frames_kept)
         if is_read and compiled:
             raise TypeError(
                 "the model reads columns of a data frame by their names, and the program of all rounds takes "
                 "arrays: make the columns its arguments, as frame['x'].to_numpy()."
             )
-        result = whole if is_read else read(_numbers)
+        result = frames_kept if is_read else read(_numbers)
     if finite:
         _check_finite(model, result[0], result[1], labels)
     return result
@@ -237,7 +237,7 @@ def _plain(leaf: Any, label: str) -> Any:
         return leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
 
 
-def _whole(leaf: Any, label: str) -> Any:
+def _frame_copy(leaf: Any, label: str) -> Any:
     """A copy of a data frame, which its owner may change; everything else as :func:`_plain`."""
     if not is_frame(leaf):
         return _plain(leaf, label)

@@ -85,7 +85,7 @@ def check_shape(site: Message) -> None:
 
 def refuse_drawn_power(alpha: Any) -> None:
     """Refuse a power that is the value of a latent of the model that runs."""
-    drawn = {
+    latents = {
         id(site["value"]): name
         for handler in STACK
         if isinstance(handler, handlers.trace)
@@ -93,8 +93,8 @@ def refuse_drawn_power(alpha: Any) -> None:
         if site["type"] == "sample" and not site["is_observed"]
     }
     for power in jax.tree.leaves(alpha):
-        if id(power) in drawn:
-            raise ValueError(LATENT_POWER.format(f"latent {drawn[id(power)]!r}"))
+        if id(power) in latents:
+            raise ValueError(LATENT_POWER.format(f"latent {latents[id(power)]!r}"))
 
 
 def refuse_enumerated(name: str) -> None:

@@ -45,23 +45,23 @@ class DataRows(NamedTuple):
         return jnp.zeros(self.size, values.dtype).at[self.places].set(values)
 
 
-def whole_data(trace: Trace, data: Any) -> Params:
-    """The values that sites observe a part of, in a plate that subsamples, where an array of the data holds them.
+def all_rows(trace: Trace, data: Any) -> Params:
+    """The values that sites observe a part of, in a plate that subsamples, where an array of the data has all.
 
     Args:
         trace: Of the model, with the rows that its plate has drawn.
         data: Its arguments.
     """
-    whole = {}
+    values = {}
     for name, site in likelihood.observed_sites(trace).items():
         part = to_host(site["value"])
-        drawn = [
+        plates = [
             (trace[frame.name], frame.dim - site["fn"].event_dim)
             for frame in site["cond_indep_stack"]
             if likelihood.is_subsampled(trace[frame.name])
         ]
         for plate, axis in (
-            drawn if len(drawn) == 1 and -drawn[0][1] <= part.ndim else ()
+            plates if len(plates) == 1 and -plates[0][1] <= part.ndim else ()
         ):
             shape = list(part.shape)
             shape[axis] = plate["args"][0]
@@ -69,8 +69,8 @@ def whole_data(trace: Trace, data: Any) -> Params:
                 if np.shape(leaf) == tuple(shape) and np.array_equal(
                     np.take(to_host(leaf), to_host(plate["value"]), axis), part
                 ):
-                    whole[name] = leaf
-    return whole
+                    values[name] = leaf
+    return values
 
 
 def find_data(trace: Trace, plate: str | None) -> DataRows:

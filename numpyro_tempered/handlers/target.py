@@ -27,7 +27,7 @@ from numpyro_tempered.handlers.likelihood import Layout, Site, Trace
 from numpyro_tempered.handlers.observed import LATENT_POWER
 from numpyro_tempered.handlers.requirements import require
 from numpyro_tempered.handlers.robust import divergences
-from numpyro_tempered.handlers.rows import whole_data
+from numpyro_tempered.handlers.rows import all_rows
 from numpyro_tempered.handlers.temper import temper
 
 Values = TypeVar("Values")
@@ -126,11 +126,11 @@ class Target:
     def summarise_data(self, observed: Params) -> DataSummary:
         """What :func:`compare` knows of observed values: where a plate draws a part of them, of the whole."""
         trace = self.trace
-        whole = whole_data(trace, (self.args, self.kwargs))
+        subsampled = all_rows(trace, (self.args, self.kwargs))
         counts = likelihood.counts_of_data(trace)
-        return summarise_observed({**observed, **whole})._replace(
+        return summarise_observed({**observed, **subsampled})._replace(
             divergences=divergences(trace),
-            counts={k: v for k, v in counts.items() if k not in whole},
+            counts={k: v for k, v in counts.items() if k not in subsampled},
         )
 
     @property
@@ -276,8 +276,8 @@ def check_supports(
     inside = [name for name, site in trace.items() if site.get(MADE_INSIDE)]
 
     def powers(at: Values) -> Params:
-        found = trace_at(at)
-        return {name: jnp.asarray(found[name][ALPHA], float) for name in inside}
+        trace = trace_at(at)
+        return {name: jnp.asarray(trace[name][ALPHA], float) for name in inside}
 
     if inside and any(which_depend(powers, at).values()):
         raise ValueError(LATENT_POWER.format("latents or params"))

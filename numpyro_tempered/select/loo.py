@@ -226,13 +226,13 @@ def _log_likelihood(
 ) -> tuple[str, "xr.DataArray"]:
     """The pointwise log-likelihood of the site, and its name."""
     names_of_groups = group_names(data)
-    held = [name for name in (UNTEMPERED, LOG_LIK) if name in names_of_groups]
-    if not held:
+    names_in_data = [name for name in (UNTEMPERED, LOG_LIK) if name in names_of_groups]
+    if not names_in_data:
         raise ValueError(
             f"no log_likelihood group, only {names_of_groups}: take to_inference_data with log_lik, which "
             "warns where it leaves the group out, as of discrete latents: sum these out by nt.marginalize."
         )
-    sites = group(data, held[0])
+    sites = group(data, names_in_data[0])
     names = [str(name) for name in sites.data_vars]
     factors = _attribute(data, "factors")
     if var_name is None and factors is not None:
