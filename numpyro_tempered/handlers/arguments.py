@@ -72,7 +72,9 @@ def check_call(
         )
     numbered = {f"number {place}": value for place, value in enumerate(args, 1)}
     check_same({"rng_key": rng_key, **options, **numbered, **kwargs})
-    return model_arguments(function, model, args, kwargs)
+    result = model_arguments(function, model, args, kwargs)
+    check_order({**options, "data": args, **kwargs})
+    return result
 
 
 def check_key_and_model(

@@ -1,7 +1,6 @@
 """What a site observes, and who made it observed: a model, NumPyro's algorithms, or a handler in between."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +82,7 @@ def check_shape(site: Message) -> None:
         )
 
 
-def refuse_drawn_power(alpha: Any) -> None:
+def refuse_drawn_power(alpha: object) -> None:
     """Refuse a power that is the value of a latent of the model that runs."""
     latents = {
         id(site["value"]): name

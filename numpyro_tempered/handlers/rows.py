@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core import Array, Params, Shape, to_host
+from numpyro_tempered.core import Array, Params, PyTree, Shape, to_host
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import ALPHA, Trace, plates_of
 from numpyro_tempered.handlers.requirements import require
@@ -45,7 +45,7 @@ class DataRows(NamedTuple):
         return jnp.zeros(self.size, values.dtype).at[self.places].set(values)
 
 
-def all_rows(trace: Trace, data: Any) -> Params:
+def all_rows(trace: Trace, data: PyTree) -> Params:
     """The values that sites observe a part of, in a plate that subsamples, where an array of the data has all.
 
     Args:

@@ -1,7 +1,7 @@
 """The sampling standard deviations of a fit, by the sandwich of curvature and scores."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +83,7 @@ class FittedRows(NamedTuple):
         rows: The data.
     """
 
-    alpha: float | dict[str, Any]
+    alpha: float | Mapping[str, object]
     losses: Callable[[Array], Array]
     penalty: Callable[[Array], Array]
     rows: Rows

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpyro.distributions import biject_to
@@ -46,7 +46,7 @@ class SandwichErrors(NamedTuple):
     """
 
     advice: str
-    alpha: float | dict[str, Any]
+    alpha: float | Mapping[str, object]
     num_independent: int
     ratios: tuple[float, float]
     covariance: np.ndarray
@@ -106,7 +106,7 @@ def coordinate_names(target: Target, names: Sequence[str]) -> list[str]:
 def to_arviz(
     numbers: Table,
     coordinates: Table,
-    alpha: float | dict[str, Any],
+    alpha: float | Mapping[str, object],
     units: int,
     advice: str,
 ) -> ArviZData:

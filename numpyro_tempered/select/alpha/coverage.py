@@ -24,7 +24,6 @@ from numpyro_tempered.core import (
     check_count,
     check_number,
     check_numbers,
-    check_order,
     doubles,
     map_batches,
     progress_bars,
@@ -198,8 +197,9 @@ def check_coverage(
         )
     )
     labels = axis_labels((data, kwargs))
-    check_order({"groups": groups, "data": data, **kwargs})
-    data, kwargs = check_call(check_coverage, rng_key, model, method, data, kwargs)
+    data, kwargs = check_call(
+        check_coverage, rng_key, model, method, data, kwargs, groups=groups
+    )
     model_key, check_key = jax.random.split(rng_key)
     task = Task(model, model_key, data, kwargs, plate, groups=groups, block=block)
     if isinstance(build_method(method, task.model, online=True), OnlineVI):

@@ -18,7 +18,6 @@ from numpyro_tempered.core import (
     ProgressBar,
     advise_cache,
     axis_labels,
-    check_order,
     doubles,
     progress_bars,
     runs_models,
@@ -238,7 +237,6 @@ def select_alpha(
         "block": block,
         "coverage": coverage,
     }
-    check_order({"groups": groups, "data": data, **kwargs})
     data, kwargs = check_call(
         select_alpha, rng_key, model, method, data, kwargs, **same
     )
