@@ -533,9 +533,12 @@ def test_the_fits_of_a_selection_are_compared():
 def test_with_data_and_key_the_selected_fit_is_drawn():
     factors = made("ppca.FactorSelection")
     data = nt.compare(factors.fits, data=(ROWS,), rng_key=KEY, num_samples=S)
-    assert {"model_comparison", "posterior", "log_likelihood", "observed_data"} <= set(
-        group_names(data)
-    )
+    assert {
+        "model_comparison",
+        "posterior",
+        "untempered_log_likelihood",
+        "observed_data",
+    } <= set(group_names(data))
     assert group(data, "posterior").sizes["draw"] == S
     with pytest.raises(ValueError, match="pass rng_key"):
         nt.compare(factors.fits, data=(ROWS,))

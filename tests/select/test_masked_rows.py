@@ -214,7 +214,7 @@ def test_sandwich_loo_and_certificates_are_those_of_the_rows_alone(name):
     np.testing.assert_allclose(masked["ratio"], alone["ratio"], rtol=1e-3)
 
     data, data_alone = map(nt.to_inference_data, fits)
-    log_lik = data["untempered_log_likelihood"]["y"].values
+    log_lik = data["log_likelihood"]["y"].values
     assert log_lik.shape == (1, 1000, 30)
     np.testing.assert_array_equal(
         np.isnan(log_lik), np.broadcast_to(~THERE, log_lik.shape)
@@ -266,7 +266,7 @@ def test_loo_of_a_table_counts_the_entries_that_are_there():
 def test_a_log_likelihood_of_nan_is_not_masked():
     draws = {"slope": RNG.normal(size=50), "scale": np.ones(50)}
     data = nt.to_inference_data(draws, by_handler, *WHOLE)
-    data["untempered_log_likelihood"]["y"][:, :, np.flatnonzero(THERE)[0]] = np.nan
+    data["log_likelihood"]["y"][:, :, np.flatnonzero(THERE)[0]] = np.nan
     with pytest.raises(ValueError, match="has NaN"):
         nt.loo(data, alpha=0.5)
 
