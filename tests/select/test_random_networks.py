@@ -124,7 +124,7 @@ def test_draws_of_a_network_with_priors_need_no_params():
     data = nt.to_inference_data(draws, of_linen(NORMAL), X, Y)
     want = dist.Normal(X[:, 0], 0.5).log_prob(Y)
     np.testing.assert_allclose(
-        data["untempered_log_likelihood"]["y"].values[0, 1], want, rtol=1e-4
+        data["log_likelihood"]["y"].values[0, 1], want, rtol=1e-4
     )
     with pytest.raises(ValueError, match=r"net\$params\['kernel'\].*substitute"):
         nt.to_inference_data(
