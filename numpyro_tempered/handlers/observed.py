@@ -92,7 +92,7 @@ def refuse_drawn_power(alpha: object) -> None:
         if site["type"] == "sample" and not site["is_observed"]
     }
     for power in jax.tree.leaves(alpha):
-        if id(power) in latents:
+        if isinstance(power, jax.Array) and id(power) in latents:
             raise ValueError(LATENT_POWER.format(f"latent {latents[id(power)]!r}"))
 
 

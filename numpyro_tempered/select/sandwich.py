@@ -185,12 +185,18 @@ def average_over(rows: FittedRows, cov: np.ndarray) -> FittedRows:
     return rows._replace(losses=average(rows.losses), penalty=average(rows.penalty))
 
 
-def check_centre(distance: float) -> None:
+def check_centre(distance: float, is_gaussian: bool) -> None:
     """Refuse a fit whose centre is not where its loss is least.
 
     Raises:
         ValueError: With the distance.
     """
+    if not (distance <= MAX_DISTANCE or is_gaussian):
+        raise ValueError(
+            f"the mean of the draws is {distance:.2g} standard deviations from the mode of the posterior, which is "
+            "skewed or has several modes: the sandwich at the mode would not be that of the mean. Take a Gaussian "
+            "fit, as of AutoMultivariateNormal, or nt.alpha.check_coverage."
+        )
     if not distance <= MAX_DISTANCE:
         raise ValueError(
             f"the centre of the fit is {distance:.2g} standard deviations from the least loss, at a point "
@@ -252,8 +258,8 @@ def sandwich(
     parameters that this distribution asks for, those nearest to it in Kullback-Leibler divergence. The mean of a
     Gaussian fit is that mode but for terms of the order 1/n, so that Σ is its covariance too: of a mean-field fit
     as well, whose means are mostly good. Where the centre is more than a standard deviation from the mode, as of
-    a skewed posterior, every loss is averaged over the Gaussian of the fit about θ: the centre of a Gaussian fit
-    is where that mean is least, and Σ is its covariance given the width of the fit.
+    a skewed posterior, the losses of a Gaussian fit are averaged over it about θ: its centre is where that mean is
+    least, and Σ is its covariance given the width of the fit.
 
     Powers by site or datum are weights of the losses, in H and in J.
 
@@ -338,7 +344,8 @@ def sandwich(
     target = bound.target
     check_density(target, smooth=True)
     rows = read_rows(target, plate, groups, block)
-    gaussian, moments, centre = _moments_of_fit(fit_key, bound, target, num_draws)
+    gaussian, moments, is_gaussian = _moments_of_fit(fit_key, bound, target, num_draws)
+    centre = gaussian.loc
     labels = {
         **(getattr(bound, "coords", None) or {}),
         **{dim: np.asarray(values) for dim, values in (coords or {}).items()},
@@ -347,12 +354,12 @@ def sandwich(
     check_units(rows, len(centre), 0)
     parts = _compute(rows, target, centre)
     covariance, inverse, distance = _describe(parts, rows, centre)
-    if distance > MAX_DISTANCE:
+    if distance > MAX_DISTANCE and is_gaussian:
         # Skewed: the centre is where the mean of the slopes over the Gaussian of the fit is 0, not the slope.
         rows = average_over(rows, gaussian.cov)
         parts = _compute(rows, target, centre)
         covariance, inverse, distance = _describe(parts, rows, centre)
-        check_centre(distance)
+    check_centre(distance, is_gaussian)
     units = check_units(rows, len(centre), int(parts.estimate.lags))
     otherwise = "The sandwich takes the rows for independent, and is too small where they are not."
     warn_of_dependence(rows.rows, np.asarray(parts.influence), otherwise=otherwise)
@@ -403,8 +410,8 @@ def sandwich(
 
 def _moments_of_fit(
     rng_key: Array, fit: TemperedFit | SampledPosterior, target: Target, num_draws: int
-) -> tuple[LocationScale, Moments, np.ndarray]:
-    """The Gaussian of a posterior in unconstrained coordinates, the moments of its numbers, and its centre.
+) -> tuple[LocationScale, Moments, bool]:
+    """The Gaussian of a posterior in unconstrained coordinates, the moments of its numbers, and whether it is one.
 
     Raises:
         ValueError: If a latent is a point.
@@ -432,8 +439,9 @@ def _moments_of_fit(
     flat, numbers = map(doubles, run_program(flatten, values))
     moments = moments_of(gaussian, target.coordinates, numbers, target.moving)
     if gaussian is None:
-        gaussian = LocationScale(flat.mean(axis=0), np.atleast_2d(np.cov(flat.T)))
-    return gaussian, moments, gaussian.loc
+        of_draws = LocationScale(flat.mean(axis=0), np.atleast_2d(np.cov(flat.T)))
+        return of_draws, moments, False
+    return gaussian, moments, True
 
 
 def _compute(rows: FittedRows, target: Target, centre: np.ndarray) -> Parts:

@@ -673,6 +673,13 @@ REFUSALS = {
         lambda: unfitted(normal, SOME + 9.0),
         "standard deviations from the least loss.*Fit again",
     ),
+    "draws off the mode": (
+        lambda: nt.results.SampledPosterior(
+            {"theta": jnp.linspace(8.0, 9.0, 100)[None]},
+            nt.results.Target(normal, (SOME,), {}, KEY),
+        ),
+        "the mean of the draws is .* is skewed or has several modes",
+    ),
     "a point": (
         lambda: unfitted(normal, SOME, guide=AutoDelta),
         r"^the guide.*a latent that is a point",
