@@ -193,9 +193,9 @@ def check_centre(distance: float, is_gaussian: bool) -> None:
     """
     if not (distance <= MAX_DISTANCE or is_gaussian):
         raise ValueError(
-            f"the mean of the draws is {distance:.2g} standard deviations from the mode of the posterior, which is "
-            "skewed or has several modes: the sandwich at the mode would not be that of the mean. Take a Gaussian "
-            "fit, as of AutoMultivariateNormal, or nt.alpha.check_coverage."
+            f"the mean of the draws is {distance:.2g} standard deviations from the mode of the posterior, which "
+            "is skewed or has several modes: the sandwich at the mode would not be that of the mean. Take a "
+            "Gaussian fit, as of AutoMultivariateNormal, or nt.alpha.check_coverage."
         )
     if not distance <= MAX_DISTANCE:
         raise ValueError(
@@ -258,8 +258,8 @@ def sandwich(
     parameters that this distribution asks for, those nearest to it in Kullback-Leibler divergence. The mean of a
     Gaussian fit is that mode but for terms of the order 1/n, so that Σ is its covariance too: of a mean-field fit
     as well, whose means are mostly good. Where the centre is more than a standard deviation from the mode, as of
-    a skewed posterior, the losses of a Gaussian fit are averaged over it about θ: its centre is where that mean is
-    least, and Σ is its covariance given the width of the fit.
+    a skewed posterior, the losses of a Gaussian fit are averaged over it about θ: its centre is where that mean
+    is least, and Σ is its covariance given the width of the fit.
 
     Powers by site or datum are weights of the losses, in H and in J.
 
@@ -411,7 +411,7 @@ def sandwich(
 def _moments_of_fit(
     rng_key: Array, fit: TemperedFit | SampledPosterior, target: Target, num_draws: int
 ) -> tuple[LocationScale, Moments, bool]:
-    """The Gaussian of a posterior in unconstrained coordinates, the moments of its numbers, and whether it is one.
+    """The Gaussian of a posterior in unconstrained coordinates, the moments of its numbers, whether it is one.
 
     Raises:
         ValueError: If a latent is a point.
