@@ -31,8 +31,15 @@ def progress(total: int, unit: str, choice: ProgressBar) -> Any:
     """
     from tqdm.auto import tqdm  # takes a while to import
 
+    class Bar(tqdm):
+        def __exit__(self, kind: Any, *details: Any) -> None:
+            # A fit that has converged is done, before the most steps that it may take.
+            if kind is None:
+                self.total = self.n
+            super().__exit__(kind, *details)
+
     delay = DELAY if choice is None else 0.0
-    return tqdm(total=total, unit=f" {unit}", disable=choice is False, delay=delay)
+    return Bar(total=total, unit=f" {unit}", disable=choice is False, delay=delay)
 
 
 def progress_within(total: int, unit: str) -> Any:

@@ -40,6 +40,8 @@ from numpyro_tempered.handlers.likelihood import (
     untempered_log_prob,
 )
 
+_OF_TEMPER = {"factors", "strict", "discrete_parameters"}
+
 
 def check_call(
     function: Callable[..., object],
@@ -204,6 +206,11 @@ def argument_names(
             if p.kind is p.KEYWORD_ONLY
         ]
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            if of_temper := sorted(_OF_TEMPER & set(kwargs) - {*by_keyword, *options}):
+                raise TypeError(
+                    f"{taker} has no argument {of_temper[0]!r}, which is one of nt.temper: pass "
+                    f"nt.temper(model, alpha, {of_temper[0]}=...) as the model."
+                ) from error
             check_options(kwargs, {*by_keyword, *options}, taker)
         raise TypeError(
             f"{taker} cannot be called so: {error}. It takes {signature}."

@@ -13,8 +13,8 @@ from numpyro_tempered.handlers.effects import ALPHA, Trace, plates_of
 from numpyro_tempered.handlers.requirements import require
 
 _NEEDS = {
-    "no scan": ", whose data are not independent rows: none can be left out. Take alpha = 1/2, the value of "
-    "theory_default().",
+    "no scan": ", whose data are not independent rows: none can be left out, and scores have no sum over units. "
+    "Observe several series in a plate of their own; an alpha without rows is theory_default().",
     "no imputation": "",
 }
 
@@ -100,7 +100,9 @@ def find_data(trace: Trace, plate: str | None) -> DataRows:
         if others or len(shape) != 1:
             raise ValueError(
                 f"the observed sites have log-probabilities of shapes {shapes} and no plate in common: put all "
-                "in one plate of rows. nt.temper(model, 1.0, factors=False) makes factors terms of the prior."
+                "in one plate of rows, where a factor of data, such as censored ones, has a term for each row, 0 "
+                "where it says nothing. Factors that belong to the prior are left out of the names in "
+                "nt.temper(model, 1.0, factors=)."
             )
         return _present(sites, shapes, shape[0], -1)
     name = plate or common.pop()

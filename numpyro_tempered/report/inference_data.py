@@ -260,6 +260,7 @@ def _evaluate(run: _Run, log_lik: bool | str, predictive: bool) -> Description:
             )
         if log_lik:
             warn_caller(f"{reason}: the log_likelihood group, {why}, is left out.")
+            attrs["log_likelihood_left_out"] = reason
         log_lik = False
     # Samplers keep deterministic sites, guides do not. In a plate of a part of the data they are of that part.
     derived = [

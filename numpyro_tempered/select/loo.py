@@ -228,9 +228,12 @@ def _log_likelihood(
     names_of_groups = group_names(data)
     names_in_data = [name for name in (UNTEMPERED, LOG_LIK) if name in names_of_groups]
     if not names_in_data:
+        reason = _attribute(data, "log_likelihood_left_out")
         raise ValueError(
-            f"no log_likelihood group, only {names_of_groups}: take to_inference_data with log_lik, which "
-            "warns where it leaves the group out, as of discrete latents: sum these out by nt.marginalize."
+            f"no log_likelihood group, only {names_of_groups}: take to_inference_data with log_lik."
+            if reason is None
+            else f"no log-likelihood of each datum: {reason}. Sum discrete latents out by nt.marginalize; of a "
+            "fit to parts of the data pass draws, fit.sample_posterior(key, (1000,)), with a model of all data."
         )
     sites = group(data, names_in_data[0])
     names = [str(name) for name in sites.data_vars]

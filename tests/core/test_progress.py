@@ -1,5 +1,6 @@
 """Progress bars: off, on, and where a call takes some seconds."""
 
+import contextlib
 import functools
 
 import jax
@@ -32,6 +33,16 @@ def test_a_short_loop_shows_a_bar_only_if_asked(choice, is_seen, capsys):
         for _ in range(3):
             bar.update()
     assert ("3/3" in capsys.readouterr().err) == is_seen
+
+
+def test_a_loop_that_ends_early_is_done_and_one_that_fails_is_not(capsys):
+    with progress(100, "steps", True) as bar:
+        bar.update(18)
+    assert "18/18" in capsys.readouterr().err
+    with contextlib.suppress(KeyError), progress(100, "steps", True) as bar:
+        bar.update(18)
+        raise KeyError
+    assert "18/100" in capsys.readouterr().err
 
 
 def test_a_long_loop_shows_one_by_itself(capsys, monkeypatch):

@@ -237,6 +237,8 @@ def test_misspelt_options_are_found_under_handlers(wrapped):
         converted(wrapped, Y, num_step=5)
     with pytest.raises(TypeError, match="no argument 'y_eror': did you mean 'y_error'"):
         converted(wrapped, Y, y_eror=5)
+    with pytest.raises(TypeError, match=r"'factors', which is one of nt.temper: pass"):
+        converted(wrapped, Y, factors=False)
 
 
 def test_a_wrapper_takes_what_it_likes():

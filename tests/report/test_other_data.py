@@ -211,6 +211,13 @@ def test_fits_of_other_rows_of_the_same_data_are_compared_and_of_others_are_not(
     assert not jnp.array_equal(one.target.observed["y"], same.target.observed["y"][:6])
     with pytest.warns(UserWarning, match="log_likelihood group.*is left out"):
         assert nt.compare({"one": one, "same": same}).attrs["selected"] == "one"
+    with (
+        pytest.warns(UserWarning, match="log_likelihood group.*is left out"),
+        pytest.raises(ValueError, match=r"a plate of the model subsamples.*pass draws"),
+    ):
+        nt.loo(one)
+    draws = {name: values[0] for name, values in one.samples.items()}
+    assert nt.loo(draws, model, y, None).n_data_points == len(Y)
     # Other data where neither has looked.
     seen = np.isin(np.asarray(y), one.target.observed["y"])
     other = comparable(model, jnp.where(seen, y, 0.0))
