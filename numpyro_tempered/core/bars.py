@@ -32,7 +32,7 @@ def progress(total: int, unit: str, choice: ProgressBar) -> Any:
     from tqdm.auto import tqdm  # takes a while to import
 
     class Bar(tqdm):
-        def __exit__(self, kind: Any, *details: Any) -> None:
+        def __exit__(self, kind: object, *details: object) -> None:
             # A fit that has converged is done, before the most steps that it may take.
             if kind is None:
                 self.total = self.n
