@@ -402,7 +402,36 @@ def test_a_full_guide_matches_the_covariance_of_a_hierarchical_prior():
     error = 5 * np.sqrt(2 / NUM_PRIOR_DRAWS) * 5
     np.testing.assert_allclose(covariance[one, two], 4.0, atol=error)
     np.testing.assert_allclose(covariance[one, one], 5.0, atol=2 * error)
-    assert covariance[int(places["mu"]), int(places["mu"])] == 4.0
+    mu, tau = int(places["mu"]), int(places["tau"])
+    assert covariance[mu, mu] == pytest.approx(4.0, rel=1e-6)
+    np.testing.assert_allclose(covariance[mu, [one, two]], 4.0, atol=error)
+    assert covariance[mu, tau] == 0.0
+
+
+def chain(y):
+    root = numpyro.sample("root", dist.Normal(0.0, 1.0))
+    other = numpyro.sample("other", dist.Normal(0.0, 2.0))
+    middle = numpyro.sample("middle", dist.Normal(root, 1.0))
+    leaf = numpyro.sample("leaf", dist.Normal(middle - other, 1.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(leaf, 1.0), obs=y)
+
+
+def test_what_depends_on_a_normal_site_is_not_independent_of_it():
+    y = jnp.full(50, 2.0)
+    online = nt.OnlineVI(chain, AutoOnlineMultivariateNormal)
+    with pytest.warns(UserWarning, match=r"\['leaf', 'middle'\]"):
+        state = online.init(KEY, y)
+    state, _ = online.update(state, y)
+    found = online.posterior(state)
+    # root, other, middle, leaf: linear, so that everything is known.
+    mix = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [1, -1, 1, 1.0]])
+    prior = mix @ np.diag([1.0, 4.0, 1.0, 1.0]) @ mix.T
+    gain = prior[:, 3] / (prior[3, 3] + 1.0 / 50.0)
+    sd = np.sqrt(np.diag(prior - np.outer(gain, prior[3])))
+    for place, name in enumerate(("root", "other", "middle", "leaf")):
+        assert found.mean[name] == pytest.approx(2.0 * gain[place], abs=0.03)
+        assert found.sd[name] == pytest.approx(sd[place], rel=0.02)
 
 
 @pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
@@ -651,7 +680,7 @@ def test_a_full_guide_starts_at_the_covariance_of_what_was_drawn(singular):
     draws = {"c": c, "b": b}
     loc, scale = jnp.arange(4.0), jnp.array([0.5, 2.0, 1.0, 3.0])
     q = AutoOnlineMultivariateNormal.start_at(
-        guide, loc, scale, PriorMoments({}, draws)
+        guide, loc, scale, PriorMoments({}, draws, {}, {})
     )
     expected = np.diag(np.square([0.5, 2.0, 1.0, 3.0]))
     if not singular:

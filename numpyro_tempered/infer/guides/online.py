@@ -1,7 +1,7 @@
 """AutoGuides that start at the prior."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import jax
@@ -215,8 +215,9 @@ class AutoOnlineMultivariateNormal(StartsAtPrior, AutoMultivariateNormal):
     r"""Full-covariance Gaussian guide in the unconstrained space that starts at q = prior.
 
     As :class:`AutoOnlineDiagonalNormal`, with the covariance of the priors that are not Normal with fixed
-    parameters matched too, from draws. Parameters are ``{prefix}_loc`` and ``{prefix}_scale_tril``, as in
-    NumPyro's ``AutoMultivariateNormal``, and every method of that guide works.
+    parameters matched too, from draws: with each other, and with what they depend on. Parameters are
+    ``{prefix}_loc`` and ``{prefix}_scale_tril``, as in NumPyro's ``AutoMultivariateNormal``, and every method of
+    that guide works.
 
     Args:
         model: NumPyro model, tempered or not.
@@ -251,18 +252,40 @@ class AutoOnlineMultivariateNormal(StartsAtPrior, AutoMultivariateNormal):
         """The start, with the covariance of what was drawn."""
         factor = np.diag(np.asarray(scale))
         if moments.draws:
-            names = [name for name, _ in self.layout.sites if name in moments.draws]
-            places = self.layout.split(jnp.arange(self.latent_dim))
-            at = np.concatenate([np.ravel(places[name]) for name in names])
-            draws = [
-                np.reshape(moments.draws[name], (NUM_PRIOR_DRAWS, -1)) for name in names
-            ]
-            covariance = np.atleast_2d(
-                np.cov(np.concatenate(draws, axis=1), rowvar=False, bias=True)
+            draws = {**moments.draws, **moments.parent_draws}
+            places = {
+                name: np.ravel(at)
+                for name, at in self.layout.split(jnp.arange(self.latent_dim)).items()
+            }
+
+            def join(names: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+                flat = [
+                    np.reshape(draws[name], (NUM_PRIOR_DRAWS, -1)) for name in names
+                ]
+                where = np.concatenate([places[name] for name in names])
+                return where, np.concatenate(flat, axis=1)
+
+            at, values = join(
+                [name for name, _ in self.layout.sites if name in moments.draws]
             )
+            # What is Normal with fixed parameters keeps them, and what depends on it is regressed on it.
+            regression = np.eye(self.latent_dim)
+            for name, parents in moments.parents.items():
+                if parents:
+                    others, x = join(parents)
+                    rows, y = places[name], values[:, np.isin(at, places[name])]
+                    slopes = np.linalg.lstsq(x - x.mean(0), y - y.mean(0), rcond=None)[
+                        0
+                    ]
+                    regression[np.ix_(rows, others)] = slopes.T
+                    values[:, np.isin(at, rows)] = y - x @ slopes
+            covariance = np.atleast_2d(np.cov(values, rowvar=False, bias=True))
             # Priors that determine each other, or more coordinates than draws: their variances remain.
             with contextlib.suppress(np.linalg.LinAlgError):
                 factor[np.ix_(at, at)] = np.linalg.cholesky(covariance)
+                if any(moments.parents.values()):
+                    root = regression @ factor
+                    factor = np.linalg.cholesky(root @ root.T)
         return FullRank(loc, jnp.asarray(factor, loc.dtype))
 
     def _get_posterior(self) -> dist.Distribution:

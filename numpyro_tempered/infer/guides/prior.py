@@ -1,5 +1,6 @@
 """The Gaussian that an online guide starts at: the prior on the unconstrained scale."""
 
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_tempered.core import Array, Model, Params, check_numbers, run_program
+from numpyro_tempered.core.jax_private import dce_jaxpr
 from numpyro_tempered.gaussian.families.mean_field import MeanField
 from numpyro_tempered.handlers.effects import base_distribution
 from numpyro_tempered.handlers.likelihood import Site, latent_sites
@@ -22,10 +24,14 @@ class PriorMoments(NamedTuple):
     Attributes:
         sites: Mean and standard deviation by latent site.
         draws: Draws ``(S, ...)`` of the sites whose prior is not Normal with fixed parameters.
+        parents: Names of the other sites that each of these depends on.
+        parent_draws: Draws of those.
     """
 
     sites: dict[str, MeanField]
     draws: Params
+    parents: dict[str, list[str]]
+    parent_draws: Params
 
 
 def prior_moments(
@@ -77,14 +83,16 @@ def prior_moments(
     }
     matched = [name for name in two if name not in moments]
     draws: Params = {}
+    parents: dict[str, list[str]] = {}
     if matched:
+        exact = {name: two[name].value[0] for name in two if name in moments}
+        parents = _parents(rng_key, model, args, kwargs, matched, exact)
+        needed = {*matched, *(name for names in parents.values() for name in names)}
         keys = jax.random.split(rng_key, NUM_PRIOR_DRAWS)
 
         def values(key: Array) -> Params:
             return {
-                name: value
-                for name, (value, *_) in draw(key).items()
-                if name in matched
+                name: value for name, (value, *_) in draw(key).items() if name in needed
             }
 
         draws = jax.jit(lambda keys: jax.lax.map(values, keys, batch_size=1000))(keys)
@@ -96,7 +104,32 @@ def prior_moments(
                 "(0, inf)",
                 hint="The online rules start at the prior.",
             )
-    return PriorMoments(moments, draws)
+    parent_draws = {name: draws.pop(name) for name in set(draws) - set(matched)}
+    return PriorMoments(moments, draws, parents, parent_draws)
+
+
+def _parents(
+    rng_key: Array,
+    model: Model,
+    args: tuple,
+    kwargs: dict,
+    children: list[str],
+    others: Params,
+) -> dict[str, list[str]]:
+    """Which of the ``others`` each of the children depends on, by the traced program."""
+
+    def values(others: Params) -> Params:
+        substituted = handlers.substitute(handlers.seed(model, rng_key), data=others)
+        trace = handlers.trace(substituted).get_trace(*args, **kwargs)
+        return {name: trace[name]["value"] for name in children}
+
+    program = jax.make_jaxpr(values)(others)
+    places = range(len(children))
+    used = [dce_jaxpr(program.jaxpr, [i == j for j in places])[1] for i in places]
+    return {
+        child: list(itertools.compress(sorted(others), flags))
+        for child, flags in zip(sorted(children), used, strict=True)
+    }
 
 
 class _Description(NamedTuple):
