@@ -229,7 +229,7 @@ REFUSED = {
     ),
     "two shapes": (
         two_shapes,
-        r"^the observed sites have.*put all in one plate.*terms of the prior",
+        r"^the observed sites have.*put all in one plate.*belong to the prior",
     ),
     "several plates": (of_rows, r"^the data lie in.*name that of the data by plate="),
     "a scale": (
@@ -248,7 +248,7 @@ REFUSED = {
     ),
     "a drawn subsample": (subsampled, "subsamples"),
     "a param": (with_a_param, "params"),
-    "a scan": (in_a_scan, r"^observed site.*in a scan.*the value of"),
+    "a scan": (in_a_scan, r"^observed site.*in a scan.*series in a plate.*theory_default"),
 }
 
 
