@@ -248,7 +248,10 @@ REFUSED = {
     ),
     "a drawn subsample": (subsampled, "subsamples"),
     "a param": (with_a_param, "params"),
-    "a scan": (in_a_scan, r"^observed site.*in a scan.*series in a plate.*theory_default"),
+    "a scan": (
+        in_a_scan,
+        r"^observed site.*in a scan.*series in a plate.*theory_default",
+    ),
 }
 
 
