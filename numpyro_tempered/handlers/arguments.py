@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ from numpyro_tempered.handlers.likelihood import (
     untempered_log_prob,
 )
 
+FramePolicy: TypeAlias = Literal["kept", "refused", "converted"]
 _OF_TEMPER = {"factors", "strict", "discrete_parameters"}
 
 
@@ -102,7 +103,7 @@ def model_arguments(
     kwargs: dict,
     *,
     finite: bool = True,
-    compiled: bool = False,
+    frames: FramePolicy = "kept",
 ) -> tuple[tuple, dict]:
     """The arguments of a model as arrays: pandas objects, and lists of numbers if the model cannot take them.
 
@@ -112,7 +113,8 @@ def model_arguments(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         finite: Whether to refuse data that are NaN or infinite and that the model does not mask.
-        compiled: Whether one program serves other values too, so that a model cannot have a data frame.
+        frames: Whether a model that reads columns of a frame by their names gets it, or is ``"refused"``, as
+            where one program serves other values; ``"converted"`` does not look, as in the rounds of a stream.
 
     Raises:
         TypeError: If the model does not take these arguments, or one holds text, or a frame, that it cannot have.
@@ -137,13 +139,13 @@ def model_arguments(
         )
 
     result = read(_plain)
-    frames = any(map(is_frame, jax.tree.leaves(values)))
+    has_frames = frames != "converted" and any(map(is_frame, jax.tree.leaves(values)))
     odd = any(map(_is_odd, jax.tree.leaves(result, is_leaf=is_list)))
-    if (frames or odd) and not _runs(model, *result):
+    if (has_frames or odd) and not _runs(model, *result):
         # The model reads columns of a frame by their names, on the host; or else it uses what is there as data.
         frames_kept = read(_frame_copy)
-        is_read = frames and _runs(model, *frames_kept)
-        if is_read and compiled:
+        is_read = has_frames and _runs(model, *frames_kept)
+        if is_read and frames == "refused":
             raise TypeError(
                 "the model reads columns of a data frame by their names, and the program of all rounds takes "
                 "arrays: make the columns its arguments, as frame['x'].to_numpy()."

@@ -29,7 +29,11 @@ from numpyro_tempered.core import (
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.arguments import argument_columns, model_arguments
+from numpyro_tempered.handlers.arguments import (
+    FramePolicy,
+    argument_columns,
+    model_arguments,
+)
 from numpyro_tempered.handlers.model_loss import ONLINE, model_loss
 from numpyro_tempered.handlers.requirements import (
     describe_outside,
@@ -64,8 +68,9 @@ def stream_arguments(
     Raises:
         ValueError: If a table has other columns than those before.
     """
-    options = {"finite": False, "compiled": True}
-    arrays = model_arguments(function, model, args, kwargs, **options)
+    # A round must not wait for a run of the model.
+    frames: FramePolicy = "refused" if is_first else "converted"
+    arrays = model_arguments(function, model, args, kwargs, finite=False, frames=frames)
     # Arrays alone come back as they are, and wait for nothing.
     if arrays[0] is not args or kwargs:
         of_call = argument_columns(function, model, args, kwargs)

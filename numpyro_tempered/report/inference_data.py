@@ -283,7 +283,7 @@ def _evaluate(run: _Run, log_lik: bool | str, predictive: bool) -> Description:
         }
         is_plain = attrs.keys().isdisjoint(_NOT_PLAIN) and attrs["alpha"] == 1.0
         by_default = LOG_LIK if is_plain else UNTEMPERED
-        groups[by_default if log_lik is True else LOG_LIK] = {
+        groups[LOG_LIK if log_lik == LOG_LIK else by_default] = {
             k: v if present[k].all() else np.where(present[k], v, np.nan)
             for k, v in scores.items()
         }

@@ -368,7 +368,7 @@ def _agree(
             f"{first} observes {sorted(one.observed)} and {second} {sorted(two.observed)}: {ADVICE}"
         )
     factors = [sorted(set(each.counts) - set(one.observed)) for each in (one, two)]
-    if factors[0] != factors[1]:
+    if one.counts and two.counts and factors[0] != factors[1]:
         raise ValueError(
             f"{first} has likelihood factors {factors[0]} and {second} {factors[1]}, which may be terms of other "
             f"data: {ADVICE} Observe those data in all of them, or under one name; factors that are terms of the "

@@ -73,6 +73,24 @@ def test_a_stream_takes_the_columns_of_a_frame():
         online.init(KEY, FRAME[["dose", "y"]])
 
 
+def test_rounds_of_a_stream_by_frames_do_not_run_the_model_anew():
+    runs = []
+
+    def model(x, y):
+        runs.append(1)
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ slope, 1.0), obs=y)
+
+    online = nt.OnlineVI(model, nt.guides.AutoOnlineMultivariateNormal)
+    rounds = [(FRAME[["dose"]][i : i + 5], FRAME.y[i : i + 5]) for i in (0, 5, 10)]
+    state = online.init(KEY, *rounds[0])
+    state, _ = online.update(state, *rounds[0])
+    state, _ = online.update(state, *rounds[1])
+    before = len(runs)
+    online.update(state, *rounds[2])
+    assert len(runs) == before
+
+
 def test_what_is_no_column_of_numbers_is_refused_where_arrays_are_wanted():
     with pytest.raises(TypeError, match="Pass codes"):
         nt.fit_gaussian(KEY, by_arrays, AutoNormal, FRAME[["arm"]], FRAME.y)

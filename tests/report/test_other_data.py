@@ -240,6 +240,15 @@ def test_data_in_factors_are_not_left_out_in_silence():
     with pytest.raises(ValueError, match=message):
         nt.compare({"whole": whole, "part": part})
     assert nt.compare({"whole": whole, "again": whole}) is not None
+
+    class Own(WithELBO):
+        """Of somebody who says no more than what is observed."""
+
+        def summarise_data(self):
+            return nt.results.DataSummary(observed=self.target.observed)
+
+    own = Own(whole.samples, whole.target)
+    assert nt.compare({"whole": whole, "own": own}) is not None
     with pytest.raises(
         ValueError, match=r"factors \['censored'\] are terms of the lik"
     ):

@@ -124,6 +124,11 @@ def test_arviz_reads_no_log_likelihood_that_it_would_misuse(change, name):
             az.loo(data)
 
 
+def test_what_is_true_asks_for_the_name_by_the_power():
+    data = arviz_data(ALPHA, log_lik=np.True_)
+    assert "untempered_log_likelihood" in group_names(data)
+
+
 def test_another_name_of_the_log_likelihood_is_refused():
     with pytest.raises(
         ValueError, match="must be True, False or 'log_likelihood', got"
